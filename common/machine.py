@@ -1,0 +1,75 @@
+"""What can be learnt about the computer with the standard library: cores, processor, memory, NumPy's BLAS."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import resource
+import sys
+from pathlib import Path
+from typing import Any, Iterator
+
+import numpy as np
+
+
+def usable_cores() -> int:
+    """Return how many cores this process may use: its affinity, or a container's CPU quota if that is less."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, min([cores, *map(int, _cpu_quotas())]))
+
+
+def _cpu_quotas() -> Iterator[float]:
+    """Yield the CPU quotas, in cores, of this process's control group and its parents (cgroup v2, then v1)."""
+    try:
+        groups = Path("/proc/self/cgroup").read_text().splitlines()
+    except OSError:
+        return
+    for line in groups:
+        _, controllers, path = line.split(":", 2)
+        if controllers == "":
+            root, quota_file, period_file = Path("/sys/fs/cgroup"), "cpu.max", None
+        elif "cpu" in controllers.split(","):
+            root, quota_file, period_file = Path("/sys/fs/cgroup/cpu"), "cpu.cfs_quota_us", "cpu.cfs_period_us"
+        else:
+            continue
+        group = root / path.lstrip("/")
+        for folder in (group, *group.parents):
+            if root != folder and root not in folder.parents:
+                break
+            try:
+                words = (folder / quota_file).read_text().split()
+                words += (folder / period_file).read_text().split() if period_file else []
+            except OSError:  # the root group has no quota, and a container may hide its parents
+                continue
+            if words[0] not in ("max", "-1"):
+                yield float(words[0]) / float(words[1])
+
+
+def processor() -> str:
+    """Return the processor's name, for example "AMD EPYC 7763 64-Core Processor"."""
+    try:
+        found = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+    except OSError:
+        found = None
+    return found.group(1).strip() if found else platform.processor() or platform.machine()
+
+
+def operating_system() -> str:
+    """Return the operating system's name, for example "Linux 6.1.0 x86_64"."""
+    return "{} {} {}".format(platform.system(), platform.release(), platform.machine())
+
+
+def peak_rss_mib() -> float:
+    """Return the largest resident memory of this process so far, in MiB."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak / 2**20 if sys.platform == "darwin" else peak / 2**10  # bytes on macOS, KiB elsewhere
+
+
+def numpy_blas() -> str:
+    """Return the name and version of the BLAS that NumPy was built with, for example "openblas 0.3.23"."""
+    config: Any = np.__config__
+    if hasattr(config, "CONFIG"):  # NumPy 1.26 and later
+        blas = config.CONFIG["Build Dependencies"]["blas"]
+        return "{} {}".format(blas["name"], blas["version"])
+    return " ".join(config.get_info("blas_opt_info").get("libraries", ["unknown"])[:1])

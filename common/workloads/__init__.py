@@ -1,0 +1,1 @@
+"""The specifications, one module each: weights, data order and hyper-parameters for all frameworks."""

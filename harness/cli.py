@@ -1,0 +1,296 @@
+"""The command `rosetta`: reads what the user asks for, calls the stages in order, and shows what they return."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Annotated, NoReturn
+
+import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from common import identity, machine
+from common.data import DataError
+from harness import environments, frameworks, plan, project, publish, records, reference, report, run
+from harness.environments import Environment
+from harness.project import UserError
+
+app = typer.Typer(
+    no_args_is_help=True, add_completion=False, rich_markup_mode="markdown", pretty_exceptions_enable=False
+)
+environments_app = typer.Typer(no_args_is_help=True, help="Build and lock the frameworks' environments.")
+app.add_typer(environments_app, name="environments")
+console = Console(highlight=False)
+
+Names = list[str]
+FrameworkArguments = Annotated[Names | None, typer.Argument(help="Frameworks; all where none is named.")]
+DeviceOption = Annotated[str, typer.Option(help="auto, cpu or cuda; auto takes an NVIDIA GPU where one works.")]
+PipOption = Annotated[str, typer.Option("--pip", help='Options handed to pip, for example "--index-url URL".')]
+PythonOption = Annotated[
+    Names,
+    typer.Option("--python", help="FRAMEWORK=INTERPRETER: use this Python as it is; it is checked, never changed."),
+]
+
+
+def main() -> NoReturn:
+    """Run the command line; exit code 0: all ok, 1: a trial isn't, 2: unusable input, 130: interrupted."""
+    try:
+        app(standalone_mode=True)
+    except (UserError, DataError) as error:
+        Console(stderr=True, highlight=False).print(Text(f"rosetta: {error}"))
+        sys.exit(2)
+    except KeyboardInterrupt:
+        sys.exit(130)
+    sys.exit(0)
+
+
+@app.command("frameworks")
+def frameworks_command(device: DeviceOption = "auto", python: PythonOption = []) -> None:  # noqa: B006
+    """Show the frameworks: versions, modes, and whether their environments are ready.
+
+    Example: `rosetta frameworks --device cpu`
+    """
+    device = run.usable_device(device)
+    known = frameworks.load_all()
+    own = plan.interpreters(python, known)
+    table = Table()
+    for name in ("framework", "version", "modes (default first)", f"{device} environment"):
+        table.add_column(name)
+    for name, framework in known.items():
+        environment = environments.inspect(framework, device, own.get(name))
+        default = framework.default_mode(device)
+        modes = [default, *(mode for mode in framework.modes if mode != default)]
+        state = environment.status + (f": {environment.reason}" if environment.reason else "")
+        table.add_row(name, framework.version(device), ", ".join(modes), Text(state))
+    console.print(table)
+
+
+@environments_app.command("build")
+def build_command(names: FrameworkArguments = None, device: DeviceOption = "auto", pip: PipOption = "") -> None:
+    """Build the environments that are missing or out of date, in parallel.
+
+    Example: `rosetta environments build torch mxnet --device cpu`
+    """
+    device = run.usable_device(device)
+    built = _ready(_known(names), device, {}, pip)
+    if any(environment.status != "ready" for environment in built.values()):
+        raise typer.Exit(1)
+
+
+@environments_app.command("lock")
+def lock_command(names: FrameworkArguments = None, device: DeviceOption = "cpu", pip: PipOption = "") -> None:
+    """Write the lock files anew from the requirements in the frameworks' files.
+
+    Example: `rosetta environments lock torch --device cuda`
+    """
+    for framework in _known(names).values():
+        console.print(environments.write_lock(framework, device, pip.split()))
+
+
+@app.command("run")
+def run_command(
+    workload: Annotated[Names, typer.Option(help="Workloads; all where none is named.")] = [],  # noqa: B006
+    framework: Annotated[Names, typer.Option(help="Frameworks; all where none is named.")] = [],  # noqa: B006
+    mode: Annotated[Names, typer.Option(help="Modes: names, or default, or all.")] = ["default"],  # noqa: B006
+    profile: Annotated[str | None, typer.Option(help="smoke, quick or full; quick on a CPU, full on a GPU.")] = None,
+    repeats: Annotated[int | None, typer.Option(min=1, help="Processes for each row of the table.")] = None,
+    device: DeviceOption = "auto",
+    threads: Annotated[int, typer.Option(min=0, help="Threads for each trial; 0: every usable core.")] = 0,
+    data: Annotated[str, typer.Option(help="real, synthetic, or auto: real where they can be had.")] = "auto",
+    timeout: Annotated[
+        float | None, typer.Option(min=1, help="Seconds for one trial; the profile's own where not given.")
+    ] = None,
+    python: PythonOption = [],  # noqa: B006
+    pip: PipOption = "",
+    output: Annotated[
+        Path | None, typer.Option(help="Folder of the run; a new one in results/runs where not given.")
+    ] = None,
+    resume: Annotated[
+        Path | None, typer.Option(help="Folder of a run to go on with; what it was asked for holds.")
+    ] = None,
+) -> None:
+    """Execute the benchmark: every chosen workload, framework and mode, one trial at a time.
+
+    Options that take several values repeat or take commas.
+
+    Example: `rosetta run --workload cnn_cifar10 --framework torch,mxnet --mode all --repeats 3`
+    """
+    if resume:
+        folder, options = resume.absolute(), run.options_of(resume)
+    else:
+        options = _options(workload, framework, mode, profile, repeats, device, threads, data, timeout, python)
+        folder = None
+    trials = plan.plan(options)
+    sources = {name: project.specification(name).prepare(options.profile, options.data) for name in options.workloads}
+    trials = [trial.model_copy(update={"data": sources[trial.workload]}) for trial in trials]
+    for name, source in sources.items():
+        if source == "synthetic":
+            console.print(
+                Text(f"{name}: SYNTHETIC DATA, of the real set's shapes; the table is marked", style="bold yellow")
+            )
+
+    chosen = {name: frameworks.load(name) for name in dict.fromkeys(trial.framework for trial in trials)}
+    ready = _ready(chosen, options.device, options.interpreters, pip)
+    folder = folder or run.create(options, output)
+    console.print(
+        f"{len(trials)} trials, profile {options.profile}, {options.device}, {options.threads} threads: {folder}"
+    )
+    try:
+        statuses = run.carry_out(folder, trials, ready, _progress())
+    except KeyboardInterrupt:
+        console.print(f"\ninterrupted; go on with: rosetta run --resume {folder}")
+        raise
+    _finish(folder, trials, statuses)
+
+
+@app.command("collect")
+def collect_command(folder: Annotated[Path, typer.Argument(help="Folder of a run.")]) -> None:
+    """Rebuild results.csv of a run from its executed notebooks alone.
+
+    Example: `rosetta collect results/latest`
+    """
+    table = records.collect(folder)
+    records.write_csv(table, folder / "results.csv")
+    console.print(f"{folder / 'results.csv'}: {len(table)} trials")
+
+
+@app.command("report")
+def report_command(folder: Annotated[Path, typer.Argument(help="Folder of a run.")] = project.LATEST) -> None:
+    """Write results.csv, the Markdown table and the HTML notebooks of a run anew, and show the table.
+
+    Example: `rosetta report results/latest`
+    """
+    console.print(report.terminal(report.write(folder)))
+
+
+@app.command("publish")
+def publish_command(folder: Annotated[Path, typer.Argument(help="Folder of a run.")] = project.LATEST) -> None:
+    """Copy a run to results/published under the name of its machine, and renew the README's table from it.
+
+    Example: `rosetta publish results/latest`
+    """
+    console.print(publish.publish(folder))
+
+
+@app.command("reference")
+def reference_command(
+    workloads: Annotated[Names | None, typer.Argument(help="Workloads; all where none is named.")] = None,
+    output: Annotated[Path, typer.Option(help="Folder to write to.")] = identity.REFERENCE,
+) -> None:
+    """Write the float64 golden values anew by executing the workloads' reference notebooks.
+
+    Example: `rosetta reference cnn_cifar10`
+    """
+    torch = frameworks.load("torch")
+    environment = _ready({"torch": torch}, "cpu", {}, "")["torch"]
+    for workload in workloads or project.workloads():
+        console.print(reference.write(workload, environment, output.absolute()))
+
+
+@app.command("lab")
+def lab_command() -> None:
+    """Open JupyterLab on the notebooks; each opens on the kernel of its framework's environment.
+
+    Example: `rosetta lab`
+    """
+    os.environ["JUPYTER_PATH"] = str(environments.JUPYTER_PATH)
+    os.execvp(sys.executable, [sys.executable, "-m", "jupyterlab", f"--notebook-dir={project.ROOT}"])
+
+
+def _options(
+    workload: Names, framework: Names, mode: Names, profile: str | None, repeats: int | None, device: str,
+    threads: int, data: str, timeout: float | None, python: Names,
+) -> plan.Options:  # fmt: skip
+    """Check what the command line says and fill in what it leaves open."""
+    device = run.usable_device(device)
+    profile = profile or ("full" if device == "cuda" else "quick")
+    if profile not in plan.REPEATS:
+        raise UserError(f"--profile takes {', '.join(plan.REPEATS)}, not {profile!r}")
+    if data not in ("auto", "real", "synthetic"):
+        raise UserError(f"--data takes auto, real or synthetic, not {data!r}")
+    if threads > machine.usable_cores():
+        raise UserError(f"--threads {threads}: this process may use {machine.usable_cores()} cores")
+    return plan.Options(
+        workloads=_values(workload) or project.workloads(),
+        frameworks=_values(framework),
+        modes=_values(mode),
+        profile=profile,
+        device=device,
+        repeats=repeats or plan.REPEATS[profile],
+        threads=threads or machine.usable_cores(),
+        data=data,
+        timeout_s=timeout,
+        interpreters=plan.interpreters(_values(python), frameworks.load_all()),
+    )
+
+
+def _values(given: Names) -> Names:
+    """Split values at commas, keep their order, drop repetitions."""
+    return list(dict.fromkeys(part.strip() for value in given for part in value.split(",") if part.strip()))
+
+
+def _known(names: Names | None) -> dict[str, frameworks.Framework]:
+    known = frameworks.load_all()
+    for name in names or []:
+        if name not in known:
+            raise UserError(f"there is no framework {name!r}; there are: {', '.join(known)}")
+    return {name: known[name] for name in names or known}
+
+
+def _ready(
+    chosen: dict[str, frameworks.Framework], device: str, own: dict[str, Path], pip: str
+) -> dict[str, Environment]:
+    """Return an environment for each framework, built where it was missing; those that can't be had say why."""
+    found = {name: environments.inspect(framework, device, own.get(name)) for name, framework in chosen.items()}
+    missing = [chosen[name] for name, environment in found.items() if environment.status in ("missing", "stale")]
+    if missing:
+        built = environments.build(missing, device, pip.split(), lambda line: console.print(Text(line, style="dim")))
+        found.update({environment.framework: environment for environment in built})
+    for name, environment in found.items():
+        if environment.status != "ready":
+            console.print(Text(f"{name}: {environment.status}: {environment.reason}", style="yellow"))
+    return found
+
+
+def _progress() -> run.Progress:
+    """Return what prints a line for each trial; on a terminal the line also tells the stage that it has reached."""
+    label = ""
+
+    def begin(position: int, total: int, trial: plan.Trial) -> None:
+        nonlocal label
+        label = (
+            f"[{position:>{len(str(total))}}/{total}] {trial.workload} {trial.framework} {trial.mode} {trial.repeat}"
+        )
+        stage("Start of the kernel")
+
+    def stage(heading: str) -> None:
+        if console.is_terminal:
+            console.print(Text(f"\r\x1b[K{label}  {heading} …"), end="")
+
+    def end(trial: plan.Trial, record: records.Record) -> None:
+        clear = "\r\x1b[K" if console.is_terminal else ""
+        if record.status == "ok":
+            result = Text(f"{record.examples_per_s:.1f} images/s, {record.metric} {record.metric_value:.3f}")
+        else:
+            result = Text(f"{record.status}: {record.error}", style="red")
+        console.print(Text(f"{clear}{label}  "), result, sep="")
+
+    def waiting() -> None:
+        console.print("another run is busy on this machine; waiting for its trial to end")
+
+    return run.Progress(begin, stage, end, waiting)
+
+
+def _finish(folder: Path, trials: list[plan.Trial], statuses: Counter[str]) -> None:
+    """Show the table and the line that counts; the exit code says whether all is ok."""
+    console.print(report.terminal(records.read_csv(folder / "results.csv")))
+    skipped = sum(statuses[name] for name in ("unsupported", "unavailable"))
+    failed = len(trials) - statuses["ok"] - skipped
+    console.print(f"{folder / 'results.csv'}")
+    console.print(f"{statuses['ok']} done, {failed} failed, {skipped} skipped")
+    if statuses["ok"] < len(trials):
+        raise typer.Exit(1)

@@ -1,0 +1,125 @@
+"""Every notebook for real, in the smoke profile, in the environment of its framework: what a user gets from `rosetta run`."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from common import identity
+from harness import frameworks, plan, project, records, report
+
+pytestmark = pytest.mark.notebooks
+
+OPTIONS = plan.Options(
+    workloads=project.workloads(), frameworks=[], modes=["all"], profile="smoke", device="cpu", repeats=1, threads=1,
+    data="auto", timeout_s=None, interpreters={},
+)  # fmt: skip
+ROWS = [f"{trial.workload}.{trial.framework}.{trial.mode}" for trial in plan.plan(OPTIONS)]
+
+
+@pytest.fixture(scope="session")
+def smoke(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One smoke run of everything: all workloads, frameworks and modes on the CPU."""
+    folder = tmp_path_factory.mktemp("smoke") / "run"
+    data = "real" if os.environ.get("ROSETTA_DATA") else "synthetic"
+    command = [
+        sys.executable, "-m", "harness", "run", "--profile", "smoke", "--mode", "all", "--device", "cpu",
+        "--data", data, "--output", str(folder),
+    ]  # fmt: skip
+    done = subprocess.run(command, cwd=project.ROOT, text=True, check=False)
+    assert done.returncode in (0, 1)
+    return folder
+
+
+@pytest.mark.parametrize("row", sorted(ROWS))
+def test_notebook_goes_through_and_is_identical(smoke: Path, row: str) -> None:
+    record = records.read_trial(smoke / "trials" / f"{row}.1.ipynb")
+    assert record.status == "ok", record.error
+    spec = project.specification(record.workload)
+    assert record.parameters == sum(int(np.prod(shape)) for shape in spec.PARAMETERS.values())
+    for quantity, gate in spec.GATES.items():
+        error = getattr(record, f"{quantity}_error")
+        assert 0 < error <= gate, quantity
+    assert record.steps == spec.PROFILES["smoke"].steps
+    assert record.framework_version
+    assert record.framework_version.split("+")[0] == frameworks.load(record.framework).version("cpu")
+    missing = [name for name in REQUIRED if getattr(record, name) is None]
+    assert not missing
+
+
+REQUIRED = [
+    "started", "machine", "os", "python", "numpy", "threads", "batch_size", "examples", "data", "import_s", "data_s", "build_s",
+    "first_step_s", "step_median_s", "step_p05_s", "step_p95_s", "timed_s", "examples_per_s", "seconds_per_1000",
+    "evaluate_s", "metric", "metric_value", "loss_first", "loss_last", "parameters", "peak_rss_mib",
+    "flops_per_example", "achieved_gflops", "blas", "settings", "notebook_hash", "common_hash", "lock_hash", "cpu_per_wall",
+]  # fmt: skip
+
+
+def test_frameworks_see_the_same_batches(smoke: Path) -> None:
+    """The loss before the first step depends on weights, batch and dropout mask alone, so it can hardly differ."""
+    table = records.read_csv(smoke / "results.csv")
+    for _, rows in table.groupby("workload"):
+        assert rows.loss_first.max() - rows.loss_first.min() < 0.1
+
+
+def test_csv_is_rebuilt_from_the_notebooks_alone(smoke: Path, tmp_path: Path) -> None:
+    before = (smoke / "results.csv").read_bytes()
+    records.write_csv(records.collect(smoke), tmp_path / "results.csv")
+    assert (tmp_path / "results.csv").read_bytes() == before
+
+
+def test_every_trial_leaves_a_page_and_the_run_a_table(smoke: Path) -> None:
+    assert {path.stem for path in (smoke / "trials").glob("*.html")} == {f"{row}.1" for row in ROWS}
+    assert (smoke / "table.md").read_text() == report.markdown(records.read_csv(smoke / "results.csv"))
+
+
+def test_notebooks_are_quiet(smoke: Path) -> None:
+    """No warnings in what readers browse."""
+    for path in sorted((smoke / "trials").glob("*.ipynb")):
+        for cell in json.loads(path.read_text())["cells"]:
+            noise = [
+                "".join(output.get("text", "")) for output in cell.get("outputs", []) if output.get("name") == "stderr"
+            ]
+            assert not noise, f"{path.name}: {noise}"
+
+
+@pytest.mark.parametrize("workload", project.workloads())
+def test_golden_values_are_what_the_reference_computes(
+    workload: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    committed = dict(np.load(identity.path(workload)))
+    done = subprocess.run(
+        [sys.executable, "-m", "harness", "reference", workload, "--output", str(tmp_path)],
+        cwd=project.ROOT, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    again = dict(np.load(tmp_path / identity.path(workload).name))
+    assert again.keys() == committed.keys()
+    for name in committed:
+        np.testing.assert_allclose(again[name], committed[name], rtol=1e-7, atol=1e-10, err_msg=name)
+    assert identity.path(workload).stat().st_size < 2**20
+
+
+def test_readme_table_is_generated_from_the_published_results() -> None:
+    readme = (project.ROOT / "README.md").read_text()
+    published = sorted(project.PUBLISHED.glob("*/results.csv"))
+    assert published
+    table = pd.concat([records.read_csv(path) for path in published], ignore_index=True)
+    shown = readme.split(report.README_BEGIN)[1].split(report.README_END)[0].strip()
+    assert shown == report.markdown(table).strip()
+
+
+@pytest.mark.parametrize(
+    "folder", sorted(path.parent for path in project.PUBLISHED.glob("*/results.csv")), ids=lambda p: p.name
+)
+def test_published_results_are_rebuilt_from_their_notebooks(folder: Path, tmp_path: Path) -> None:
+    records.write_csv(records.collect(folder), tmp_path / "results.csv")
+    assert (tmp_path / "results.csv").read_bytes() == (folder / "results.csv").read_bytes()
+    assert (folder / "table.md").read_text() == report.markdown(records.read_csv(folder / "results.csv"))

@@ -1,0 +1,76 @@
+"""The plan: which trials a selection stands for, and in which order they run."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from harness import frameworks, plan
+from harness.project import UserError
+
+
+def options(**changes: object) -> plan.Options:
+    chosen = {
+        "workloads": ["cnn_cifar10"], "frameworks": [], "modes": ["default"], "profile": "smoke", "device": "cpu",
+        "repeats": 3, "threads": 2, "data": "auto", "timeout_s": None, "interpreters": {},
+    }  # fmt: skip
+    return plan.Options.model_validate({**chosen, **changes})
+
+
+def test_default_is_each_framework_in_its_default_mode() -> None:
+    trials = plan.plan(options())
+    assert Counter(trial.framework for trial in trials) == dict.fromkeys(frameworks.load_all(), 3)
+    assert all(trial.mode == frameworks.load(trial.framework).default_mode("cpu") for trial in trials)
+    assert len({trial.name for trial in trials}) == len(trials)
+
+
+def test_repeats_follow_each_other_and_each_is_shuffled() -> None:
+    trials = plan.plan(options(modes=["all"], repeats=6))
+    assert [trial.repeat for trial in trials] == sorted(trial.repeat for trial in trials)
+    orders = {
+        tuple((trial.framework, trial.mode) for trial in trials if trial.repeat == repeat) for repeat in range(1, 7)
+    }
+    assert len(orders) > 1
+    assert trials == plan.plan(options(modes=["all"], repeats=6))
+    assert trials != plan.plan(options(modes=["all"], repeats=6, order_seed=1))
+
+
+def test_each_repeat_has_a_seed_of_its_own_and_frameworks_share_it() -> None:
+    trials = plan.plan(options())
+    assert {(trial.repeat, trial.seed) for trial in trials} == {(1, 0), (2, 1), (3, 2)}
+
+
+def test_modes_are_those_that_a_framework_has() -> None:
+    trials = plan.plan(options(modes=["eager"], repeats=1))
+    assert {trial.mode for trial in trials} == {"eager"}
+    everything = {(trial.framework, trial.mode) for trial in plan.plan(options(modes=["all"], repeats=1))}
+    assert everything == {(name, mode) for name, framework in frameworks.load_all().items() for mode in framework.modes}
+
+
+def test_timeout_is_the_profiles_unless_given() -> None:
+    assert {trial.timeout_s for trial in plan.plan(options(timeout_s=5))} == {5}
+    assert min(trial.timeout_s for trial in plan.plan(options())) > 60
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"frameworks": ["caffe"]}, "no framework 'caffe'; there are: chainer, mxnet"),
+        ({"workloads": ["mnist"]}, "no workload 'mnist'; there are: cnn_cifar10"),
+        ({"modes": ["fast"]}, "no mode 'fast'"),
+        ({"frameworks": ["chainer"], "modes": ["compiled"]}, "no notebook matches .*chainer, mode compiled"),
+    ],
+)
+def test_selection_that_matches_nothing_names_the_filter(change: dict[str, object], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        plan.plan(options(**change))
+
+
+def test_interpreters_are_pairs() -> None:
+    known = frameworks.load_all()
+    assert plan.interpreters(["torch=/usr/bin/python3"], known) == {"torch": Path("/usr/bin/python3")}
+    for wrong in ("torch", "torch=", "caffe=/usr/bin/python3"):
+        with pytest.raises(UserError):
+            plan.interpreters([wrong], known)
