@@ -24,7 +24,7 @@ app = typer.Typer(
 )
 environments_app = typer.Typer(no_args_is_help=True, help="Build and lock the frameworks' environments.")
 app.add_typer(environments_app, name="environments")
-console = Console(highlight=False)
+console = Console(highlight=False, width=None if sys.stdout.isatty() else 160)  # no line of a log is wrapped
 
 Names = list[str]
 FrameworkArguments = Annotated[Names | None, typer.Argument(help="Frameworks; all where none is named.")]
@@ -41,7 +41,7 @@ def main() -> NoReturn:
     try:
         app(standalone_mode=True)
     except (UserError, DataError) as error:
-        Console(stderr=True, highlight=False).print(Text(f"rosetta: {error}"))
+        print(f"rosetta: {error}", file=sys.stderr)
         sys.exit(2)
     except KeyboardInterrupt:
         sys.exit(130)
@@ -252,7 +252,7 @@ def _ready(
         found.update({environment.framework: environment for environment in built})
     for name, environment in found.items():
         if environment.status != "ready":
-            console.print(Text(f"{name}: {environment.status}: {environment.reason}", style="yellow"))
+            console.print(Text(f"{name}: {environment.status}: {environment.reason}", style="yellow"), soft_wrap=True)
     return found
 
 
@@ -274,10 +274,10 @@ def _progress() -> run.Progress:
     def end(trial: plan.Trial, record: records.Record) -> None:
         clear = "\r\x1b[K" if console.is_terminal else ""
         if record.status == "ok":
-            result = Text(f"{record.examples_per_s:.1f} images/s, {record.metric} {record.metric_value:.3f}")
+            result = Text(f"{record.examples_per_s:.1f} examples/s, {record.metric} {record.metric_value:.3f}")
         else:
             result = Text(f"{record.status}: {record.error}", style="red")
-        console.print(Text(f"{clear}{label}  "), result, sep="")
+        console.print(Text(f"{clear}{label}  ") + result, soft_wrap=True)
 
     def waiting() -> None:
         console.print("another run is busy on this machine; waiting for its trial to end")

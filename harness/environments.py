@@ -6,11 +6,13 @@
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
 import hashlib
 import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -19,7 +21,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from filelock import FileLock
+from filelock import FileLock, Timeout
 
 from common import machine
 from harness import records
@@ -38,7 +40,7 @@ THREAD_VARIABLES = (
 #: Variables from outside that would steer a framework or its libraries, or lead Python astray.
 STRAY = re.compile(
     r"^(OMP|KMP|GOMP|MKL|GOTO|BLIS|NUMEXPR|VECLIB|DNNL|ONEDNN|TF|XLA|JAX|KERAS|TORCH|TORCHINDUCTOR|PYTORCH|ATEN|MXNET"
-    r"|DMLC|CHAINER|CUPY|NNABLA|FLAGS|CUBLAS|CUDNN|NCCL|NVIDIA_TF32)_?|^OPENBLAS_NUM_THREADS$"
+    r"|DMLC|CHAINER|CUPY|NNABLA|FLAGS|CUBLAS|CUDNN|NCCL|NVIDIA_TF32)_|^OPENBLAS_NUM_THREADS$"
     r"|^PYTHON(PATH|HOME|STARTUP|OPTIMIZE|WARNINGS)$|^VIRTUAL_ENV$|^LD_PRELOAD$|^IPYTHON|^JUPYTER"
 )
 
@@ -79,9 +81,11 @@ def inspect(framework: Framework, device: str, interpreter: Path | None = None) 
     python = folder / "bin" / "python"
     try:
         mark = json.loads((folder / "ready.json").read_text())
-    except (OSError, ValueError):
+        expected = _mark(framework, device, Path(mark["base"]))
+    except (OSError, ValueError, KeyError, TypeError):
         return Environment(framework.name, device, "missing", "not built yet", None, lock_hash)
-    if mark != _mark(framework, device, Path(mark.get("base", ""))) or not python.exists():
+    wanted = any((folder / "lib" / f"python{version}").is_dir() for version in framework.python)
+    if mark != expected or not wanted or not python.exists():
         return Environment(framework.name, device, "stale", "lock file, interpreter or folder changed", None, lock_hash)
     return Environment(framework.name, device, "ready", "", python, lock_hash)
 
@@ -118,6 +122,11 @@ def thread_variables(framework: Framework, threads: int) -> dict[str, str]:
     """Return all variables that limit a framework to `threads` threads, and what else it needs set before import."""
     own = {name: value.format(threads=threads) for name, value in framework.variables.items()}
     return {**dict.fromkeys(THREAD_VARIABLES, str(threads)), **own}
+
+
+def kernel_command(python: Path) -> list[str]:
+    """Return the command that starts a kernel. What libraries write to the process's own stderr stays out of notebooks."""
+    return [str(python), "-m", "ipykernel_launcher", "-f", "{connection_file}", "--IPKernelApp.capture_fd_output=False"]
 
 
 def write_lock(framework: Framework, device: str, pip_options: Sequence[str] = ()) -> Path:
@@ -157,8 +166,8 @@ def find_python(versions: Sequence[str]) -> Path | None:
     """
     for version in versions:
         for candidate in _candidates(version):
-            if _is_usable(candidate, version):
-                return candidate
+            if base := _base(candidate, version):
+                return base
     return None
 
 
@@ -178,18 +187,19 @@ def _candidates(version: str) -> Iterator[Path]:
         yield Path(found.stdout.strip())
 
 
-def _is_usable(python: Path, version: str) -> bool:
-    """Whether this is an interpreter of the version that can make a virtual environment, not a shim that fails."""
+def _base(python: Path, version: str) -> Path | None:
+    """Return the interpreter behind this one, which may be a shim, if it has the version and can make environments."""
     if not python.exists():
-        return False
-    code = "import sys, venv, ensurepip; print('%d.%d' % sys.version_info[:2])"
+        return None
+    code = "import sys, venv, ensurepip; print('%d.%d' % sys.version_info[:2], sys._base_executable)"
     try:
         done = subprocess.run(
             [python, "-c", code], capture_output=True, text=True, timeout=30, env=_clean(), check=False
         )
     except (OSError, subprocess.TimeoutExpired):
-        return False
-    return done.stdout.strip() == version
+        return None
+    found, _, base = done.stdout.strip().partition(" ")
+    return Path(base) if found == version else None
 
 
 def _inspect_given(framework: Framework, device: str, interpreter: Path) -> Environment:
@@ -198,9 +208,11 @@ def _inspect_given(framework: Framework, device: str, interpreter: Path) -> Envi
     def unavailable(reason: str) -> Environment:
         return Environment(framework.name, device, "unavailable", f"{interpreter}: {reason}")
 
+    # Absolute, since trials run in other folders; links are kept, since an environment's interpreter is one.
+    interpreter = Path(shutil.which(interpreter) or interpreter).absolute()
     try:
-        done = subprocess.run(
-            [interpreter, "-c", PROBE], capture_output=True, text=True, timeout=60, env=_clean(), check=True
+        done = subprocess.run(  # elsewhere, since Python takes packages of the current folder for installed ones
+            [interpreter, "-c", PROBE], capture_output=True, text=True, timeout=60, env=_clean(), check=True, cwd="/"
         )
         packages = json.loads(done.stdout)["packages"]
     except OSError as error:
@@ -222,36 +234,60 @@ def _build(
     framework: Framework, device: str, pip_options: Sequence[str], tell: Callable[[str], None], processes: _Processes
 ) -> Environment:
     """Build one environment unless another process has just done so; return it as it then is."""
+    try:
+        return _build_alone(framework, device, pip_options, tell, processes)
+    except (OSError, UserError, _StepFailed) as failure:
+        return inspect(framework, device)._replace(status="unavailable", reason=" ".join(str(failure).split()))
+
+
+def _build_alone(
+    framework: Framework, device: str, pip_options: Sequence[str], tell: Callable[[str], None], processes: _Processes
+) -> Environment:
     FOLDER.mkdir(exist_ok=True)
-    with FileLock(FOLDER / f".{framework.name}-{device}.lock"):
+    with processes.hold(FOLDER / f".{framework.name}-{device}.lock"):
         before = inspect(framework, device)
         if before.status not in ("missing", "stale"):
             return before
         base = find_python(framework.python)
         if base is None:
             version = framework.python[0]
-            how = f"install it (pyenv install {version}, conda create -n py python={version}, or uv python install {version})"
-            reason = f"needs Python {' or '.join(framework.python)}, which isn't found; {how}"
+            how = (
+                f"pyenv install {version}, conda create -n py{version} python={version}, or uv python install {version}"
+            )
+            reason = f"needs Python {' or '.join(framework.python)}, which isn't found; install it: {how}"
             return before._replace(status="unavailable", reason=reason)
-        try:
-            _install(framework, device, base, pip_options, tell, processes)
-        except _StepFailed as failure:
-            return before._replace(status="unavailable", reason=str(failure))
+        _install(framework, device, base, pip_options, tell, processes)
     _register_kernel(framework, device)
     tell(f"{framework.name}: ready")
     return inspect(framework, device)
 
 
 def _install(
-    framework: Framework, device: str, base: Path, pip_options: Sequence[str], tell: Callable[[str], None], processes: _Processes
-) -> None:  # fmt: skip
+    framework: Framework,
+    device: str,
+    base: Path,
+    pip_options: Sequence[str],
+    tell: Callable[[str], None],
+    processes: _Processes,
+) -> None:
     """Make the virtual environment and install the lock into it; the mark that says it is whole comes last."""
     folder, variant = _folder(framework, device), framework.devices[device]
+    (folder / "ready.json").unlink(missing_ok=True)  # first, so that what is half-removed never looks whole
     shutil.rmtree(folder, ignore_errors=True)
     log = FOLDER / f"{folder.name}.log"
     log.write_bytes(b"")
     python = folder / "bin" / "python"
-    pip: list[str | Path] = [python, "-m", "pip", "install", "--no-deps", "--no-input", "--progress-bar", "off", *pip_options]
+    pip: list[str | Path] = [
+        python,
+        "-m",
+        "pip",
+        "install",
+        "--no-deps",
+        "--no-input",
+        "--progress-bar",
+        "off",
+        *pip_options,
+    ]
     pins = [f"{name}=={version}" for name, version in framework.pins(device).items()]
     apart = [pin for pin in pins if pin.partition("==")[0] in variant.indexes]
 
@@ -261,7 +297,11 @@ def _install(
             code = processes.run([str(part) for part in command], file)
         if code:
             words = _last_words(log.read_text(errors="replace").splitlines())
-            raise _StepFailed(f"{what} failed: {words} (all of it: {log})")
+            advice = ""
+            if any(words.startswith(f"{package} ") for package in variant.indexes) and "not installed" in words:
+                urls = ", ".join(variant.indexes.values())
+                advice = f"; not the {device} build: is {urls} in reach? Name an index that has it with --pip"
+            raise _StepFailed(f"{what} failed: {words}{advice} (all of it: {FOLDER.name}/{log.name})")
 
     step("making the environment", base, "-m", "venv", folder)
     if variant.build:
@@ -292,7 +332,7 @@ def _register_kernel(framework: Framework, device: str) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     python = _folder(framework, device) / "bin" / "python"
     spec = {
-        "argv": [str(python), "-m", "ipykernel_launcher", "-f", "{connection_file}"],
+        "argv": kernel_command(python),
         "display_name": f"{framework.title} (Rosetta)",
         "language": "python",
         "env": {"PYTHONPATH": str(ROOT), **thread_variables(framework, machine.usable_cores())},
@@ -317,19 +357,37 @@ class _Processes:
         with self._lock:
             if self._ended:
                 return 1
-            process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=_clean())  # type: ignore[call-overload]
+            process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=_clean(), start_new_session=True
+            )  # type: ignore[call-overload]
             self._running.add(process)
         code = process.wait()
         with self._lock:
             self._running.discard(process)
         return int(code)
 
+    @contextlib.contextmanager
+    def hold(self, path: Path) -> Iterator[None]:
+        """Hold the lock of an environment; waiting for it ends when the build does."""
+        lock = FileLock(path)
+        while not self._ended:
+            with contextlib.suppress(Timeout):
+                lock.acquire(timeout=0.2)
+                break
+        if not lock.is_locked:
+            raise _StepFailed("interrupted")
+        try:
+            yield
+        finally:
+            lock.release()
+
     def end(self) -> None:
-        """End what runs and let nothing more start."""
+        """End what runs, with all that it started, and let nothing more start."""
         with self._lock:
             self._ended = True
             for process in self._running:
-                process.terminate()
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
 
 
 def _mark(framework: Framework, device: str, base: Path) -> dict[str, str]:

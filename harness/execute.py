@@ -120,7 +120,8 @@ def run_notebook(
     (scratch / "job.json").write_text(job.model_dump_json())
     kernel = scratch / "jupyter" / "kernels" / KERNEL_NAME
     kernel.mkdir(parents=True)
-    argv = [str(environment.python), "-m", "ipykernel_launcher", "-f", "{connection_file}"]
+    assert environment.python is not None
+    argv = environments.kernel_command(environment.python)
     spec = {
         "argv": argv,
         "display_name": framework.title,

@@ -14,7 +14,7 @@ TIMEOUT_S = 1800.0
 
 
 def write(workload: str, environment: Environment, folder: Path) -> Path:
-    """Execute the reference notebook of a workload in PyTorch's environment and return the file that it wrote to `folder`.
+    """Execute a workload's reference notebook in PyTorch's environment and return the file that it wrote to `folder`.
 
     Raises `UserError` where the notebook doesn't go through.
     """

@@ -19,7 +19,7 @@ from harness.project import UserError
 HEADER = [
     "framework",
     "mode",
-    "images/s",
+    "examples/s",
     "s per 1000",
     "first step, s",
     "metric",
@@ -50,7 +50,7 @@ def terminal(table: pd.DataFrame) -> Group:
     for heading, rows, notes in _sections(table):
         shown = Table(title=heading, title_justify="left", title_style="bold")
         for position, name in enumerate(HEADER):
-            shown.add_column(name, justify="left" if position < 2 else "right")
+            shown.add_column(name, justify="left" if position < 2 else "right", overflow="fold")
         for row in rows:
             shown.add_row(*map(Text, row))
         parts += [shown, *(Text(note) for note in notes), Text("")]
@@ -109,9 +109,8 @@ def _sections(table: pd.DataFrame) -> list[tuple[str, list[list[str]], list[str]
         notes = [f"Median (smallest–largest) over repeats, each a process of its own. Metric: {spec.METRIC}."]
         notes += ["Identity error: the largest against the float64 reference, of forward pass and gradients."]
         if group.repeats.min() < statistics.EXPLORATORY_BELOW:
-            notes += [
-                f"Exploratory: below {statistics.EXPLORATORY_BELOW} repeats, differences are shown and no winner is named."
-            ]
+            few = f"below {statistics.EXPLORATORY_BELOW} repeats"
+            notes += [f"Exploratory: {few}, differences are shown and no winner is named."]
         if first.data == "synthetic":
             notes += ["The data are synthetic: times hold, the metric says nothing about real images."]
         sections.append((f"{spec.TITLE}: {'; '.join(words)}", rows, notes))
@@ -141,8 +140,8 @@ def _spread(row: Any, figure: str, digits: int) -> str:
 
 
 def _error(row: Any) -> str:
-    worst = max(row.forward_error_max, row.gradient_error_max)
-    return "" if pd.isna(worst) else f"{worst:.0e}"
+    measured = [error for error in (row.forward_error_max, row.gradient_error_max) if not pd.isna(error)]
+    return f"{max(measured):.0e}" if measured else ""
 
 
 def _count(number: Any, noun: str) -> str:

@@ -37,13 +37,13 @@ class Job(BaseModel):
     cores: list[int] | None
 
 
-class _KernelManager(AsyncKernelManager):
+class _KernelManager(AsyncKernelManager):  # type: ignore[misc]  # jupyter_client carries no types
     """Remembers how the kernel ended, which nbclient forgets."""
 
     exit_code: int | None = None
 
     async def is_alive(self) -> bool:
-        alive = await super().is_alive()
+        alive: bool = await super().is_alive()
         process = getattr(self.provisioner, "process", None)
         if not alive and process is not None:
             _KernelManager.exit_code = process.returncode

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import nbformat
@@ -67,6 +67,7 @@ class Project:
         for shipped in (root / "harness" / "frameworks").glob("*.[tl]o[mc]*"):
             shipped.unlink()
         self.frameworks: list[str] = []
+        self.started: list[subprocess.Popen[str]] = []
 
     def add(self, name: str, *cells: str) -> Path:
         """Add a framework with one notebook for `cnn_cifar10`; return the notebook's path."""
@@ -90,7 +91,7 @@ class Project:
         return subprocess.run(  # type: ignore[call-overload, no-any-return]
             self.command(*arguments),
             cwd=self.root,
-            env=environment(),
+            env=self.environment(),
             capture_output=True,
             text=True,
             timeout=180,
@@ -99,10 +100,18 @@ class Project:
 
     def start(self, *arguments: str | Path) -> subprocess.Popen[str]:
         """Start `rosetta run` and return at once."""
-        return subprocess.Popen(
-            self.command(*arguments), cwd=self.root, env=environment(), text=True,
+        process = subprocess.Popen(
+            self.command(*arguments), cwd=self.root, env=self.environment(), text=True,
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
         )  # fmt: skip
+        self.started.append(process)
+        return process
+
+    def environment(self) -> dict[str, str]:
+        """Return the environment of a command: temporary files apart, so that no test waits for another."""
+        temporary = self.root / "tmp"
+        temporary.mkdir(exist_ok=True)
+        return {**os.environ, "TMPDIR": str(temporary), "PYTHONPATH": ""}
 
     @property
     def latest(self) -> Path:
@@ -114,11 +123,6 @@ class Project:
         return records.read_csv(self.latest / "results.csv").set_index("framework")
 
 
-def environment() -> dict[str, str]:
-    """Return the environment of a command: this one, in columns wide enough that no line is wrapped."""
-    return {**os.environ, "COLUMNS": "400", "PYTHONPATH": ""}
-
-
 def interrupt(process: subprocess.Popen[str]) -> str:
     """Send what Ctrl-C sends, wait, and return what was printed."""
     process.send_signal(signal.SIGINT)
@@ -126,9 +130,13 @@ def interrupt(process: subprocess.Popen[str]) -> str:
 
 
 @pytest.fixture
-def small(tmp_path: Path) -> Project:
-    """A small project without frameworks."""
-    return Project(tmp_path / "project")
+def small(tmp_path: Path) -> Iterator[Project]:
+    """A small project without frameworks; what it started ends with the test."""
+    project = Project(tmp_path / "project")
+    yield project
+    for process in project.started:
+        process.kill()
+        process.wait()
 
 
 @pytest.fixture

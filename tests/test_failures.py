@@ -19,6 +19,15 @@ from tests.conftest import Project, interrupt
 FOREVER = "import time\nwhile True:\n    time.sleep(1)"
 
 
+def await_file(path: Path) -> None:
+    """Wait until a notebook has written this file."""
+    deadline = time.monotonic() + 60
+    while not path.exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    time.sleep(0.5)
+
+
 def assert_good(row: object) -> None:
     """The row of a trial that went through says so and is complete."""
     assert row.status == "ok", row.error  # type: ignore[attr-defined]
@@ -120,13 +129,12 @@ def test_memory_limit_is_named(small: Project, good: str) -> None:
     assert rows.loc["eats"].status == rows.loc["eats_numpy"].status == "out_of_memory"
 
 
-def test_kernel_that_does_not_start(small: Project, good: str, tmp_path: Path) -> None:
-    """An environment whose kernel is gone says so in its row."""
+def test_missing_interpreter_is_unavailable(small: Project, good: str, tmp_path: Path) -> None:
     small.add("good", good)
     small.add("missing", good)
     command = small.command()
     command = [part if "missing=" not in part else f"--python=missing={tmp_path}/no/python" for part in command]
-    done = subprocess.run(command, cwd=small.root, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, cwd=small.root, env=small.environment(), capture_output=True, text=True, timeout=120)
     rows = small.results()
     assert_good(rows.loc["good"])
     assert rows.loc["missing"].status == "unavailable"
@@ -134,21 +142,34 @@ def test_kernel_that_does_not_start(small: Project, good: str, tmp_path: Path) -
     assert "1 done, 0 failed, 1 skipped" in done.stdout
 
 
+def test_missing_kernel_is_named(small: Project, good: str, tmp_path: Path) -> None:
+    """An interpreter whose kernel doesn't start, though its packages look complete."""
+    small.add("good", good)
+    small.add("hollow", good)
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/sh\n[ "$1" = -m ] && exit 7\nexec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    command = [f"--python=hollow={python}" if "hollow=" in part else part for part in small.command()]
+    subprocess.run(command, cwd=small.root, env=small.environment(), capture_output=True, text=True, timeout=180)
+    rows = small.results()
+    assert_good(rows.loc["good"])
+    assert rows.loc["hollow"].status in ("failed", "crashed")
+    assert rows.loc["hollow"].error.startswith("Start of the kernel: ")
+
+
 def test_interrupted_run_goes_on_where_it_stopped(small: Project, good: str, tmp_path: Path) -> None:
-    flag, counter = tmp_path / "flag", tmp_path / "counter"
+    began, flag, counter = tmp_path / "began", tmp_path / "flag", tmp_path / "counter"
     count = f"open({str(counter)!r}, 'a').write('x')"
-    wait = f"import os, time\nwhile not os.path.exists({str(flag)!r}):\n    time.sleep(0.1)"
-    for name in ("one", "two"):
-        small.add(name, count, wait if name == "two" else "", good)
+    wait = f"""
+        import os, pathlib, time
+        pathlib.Path({str(began)!r}).touch()
+        while not os.path.exists({str(flag)!r}):
+            time.sleep(0.1)
+        """
+    small.add("one", count, good)
+    small.add("two", count, wait, good)
     process = small.start("--output", tmp_path / "run")
-    deadline = time.monotonic() + 60
-    while (
-        len(list((tmp_path / "run" / "trials").glob("[a-z]*.ipynb"))) + (counter.exists() and len(counter.read_text()))
-        < 2
-    ):
-        assert time.monotonic() < deadline
-        time.sleep(0.2)
-    time.sleep(1)
+    await_file(began)
     printed = interrupt(process)
     assert process.returncode == 130
     assert f"--resume {tmp_path / 'run'}" in printed
@@ -157,15 +178,14 @@ def test_interrupted_run_goes_on_where_it_stopped(small: Project, good: str, tmp
     assert first.loc["two"].status == "interrupted"
 
     flag.touch()
-    started = counter.read_text()
+    executed_before = len(counter.read_text())
     done = small.run("--resume", tmp_path / "run")
     rows = small.results()
     assert done.returncode == 0, done.stdout + done.stderr
     assert "2 done, 0 failed, 0 skipped" in done.stdout
     for name in ("one", "two"):
         assert_good(rows.loc[name])
-    already = int((first.status == "ok").sum())
-    assert len(counter.read_text()) - len(started) == 2 - already
+    assert len(counter.read_text()) - executed_before == 2 - (first.status == "ok").sum()
 
 
 def test_resume_runs_failed_and_changed_trials_again(small: Project, good: str, tmp_path: Path) -> None:
@@ -188,14 +208,11 @@ def test_resume_runs_failed_and_changed_trials_again(small: Project, good: str, 
 
 
 def test_two_runs_in_one_folder(small: Project, tmp_path: Path, good: str) -> None:
-    flag = tmp_path / "flag"
-    small.add("waits", f"import os, time\nwhile not os.path.exists({str(flag)!r}):\n    time.sleep(0.1)", good)
+    began, flag = tmp_path / "began", tmp_path / "flag"
+    wait = f"import os, time\nwhile not os.path.exists({str(flag)!r}):\n    time.sleep(0.1)"
+    small.add("waits", f"open({str(began)!r}, 'w').close()", wait, good)
     first = small.start("--output", tmp_path / "run")
-    deadline = time.monotonic() + 60
-    while not (tmp_path / "run" / "trials").exists():
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
-    time.sleep(1)
+    await_file(began)
     second = small.run("--resume", tmp_path / "run")
     third = small.run("--output", tmp_path / "run")
     flag.touch()
@@ -232,12 +249,9 @@ def test_full_disk(small: Project, good: str, tmp_path: Path) -> None:
 
 def test_killed_harness_leaves_no_kernel_behind(small: Project, tmp_path: Path) -> None:
     pid = tmp_path / "pid"
-    small.add("endless", f"import os\nopen({str(pid)!r}, 'w').write(str(os.getpid()))", FOREVER)
+    small.add("endless", f"import os, pathlib\npathlib.Path({str(pid)!r}).write_text(str(os.getpid()))", FOREVER)
     process = small.start()
-    deadline = time.monotonic() + 60
-    while not (pid.exists() and pid.read_text()):
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
+    await_file(pid)
     process.kill()
     process.communicate()
     for _ in range(100):

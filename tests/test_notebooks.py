@@ -1,4 +1,4 @@
-"""Every notebook for real, in the smoke profile, in the environment of its framework: what a user gets from `rosetta run`."""
+"""Every notebook for real, in the smoke profile, in its framework's environment, as a user runs it."""
 
 from __future__ import annotations
 

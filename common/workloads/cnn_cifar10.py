@@ -64,6 +64,10 @@ PROFILES: Dict[str, Profile] = {
 #: The update can't be held tighter: near-ties in ReLU and max-pool fall differently in float32.
 GATES: Dict[str, float] = {"forward": 1e-5, "loss": 1e-5, "gradient": 2e-5, "steps": 1e-3, "update": 0.2}
 
+#: Which of 256 random images take part in the check, as a bit mask; computed and tested in the reference notebook.
+CHECK_IMAGES = "3108008b44800131909040201271800e30ac00a11003d900001822036045406a"
+CHECK_MARGIN = 1e-6
+
 
 def weights(seed: int = 0) -> Dict[str, np.ndarray]:
     """Return initial parameters by canonical name, float32: Glorot-uniform weights, zero biases.
@@ -145,14 +149,17 @@ def test_batches(images: datasets.Images) -> Iterator[Tuple[np.ndarray, np.ndarr
 def check_inputs(layout: str = "NCHW") -> List[Tuple[np.ndarray, np.ndarray]]:
     """Return the two batches on which forward pass, loss and gradients are held against the reference.
 
-    One of the training batch size, of noise; one of a single image, smooth as photographs are.
+    One of the training batch size, of noise; one of a single image, smooth as photographs are. On none of these
+    images is a ReLU or a max-pooling within `CHECK_MARGIN` of a tie, which two right implementations may
+    break differently.
     """
-    random = np.random.RandomState(1)
-    noise = random.uniform(0, 1, (BATCH_SIZE, 3, 32, 32)).astype(np.float32)
-    smooth = random.uniform(0, 1, (1, 3, 8, 8)).astype(np.float32).repeat(4, axis=2).repeat(4, axis=3)
+    kept = np.unpackbits(np.frombuffer(bytes.fromhex(CHECK_IMAGES), np.uint8)).astype(bool)
+    noise = np.random.RandomState(1).uniform(0, 1, (len(kept), 3, 32, 32)).astype(np.float32)[kept]
+    sheet = np.random.RandomState(26).standard_normal((1, 3, 32, 32)).cumsum(axis=2).cumsum(axis=3)
+    smooth = ((sheet - sheet.min()) / (sheet.max() - sheet.min())).astype(np.float32)
     return [
-        (in_layout(noise, layout), random.randint(0, CLASSES, BATCH_SIZE)),
-        (in_layout(smooth, layout), random.randint(0, CLASSES, 1)),
+        (in_layout(noise, layout), np.arange(BATCH_SIZE) % CLASSES),
+        (in_layout(smooth, layout), np.array([3])),
     ]
 
 
