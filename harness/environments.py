@@ -125,7 +125,7 @@ def thread_variables(framework: Framework, threads: int) -> dict[str, str]:
 
 
 def kernel_command(python: Path) -> list[str]:
-    """Return the command that starts a kernel. What libraries write to the process's own stderr stays out of notebooks."""
+    """Return the command that starts a kernel; what libraries write to stderr by themselves stays out of notebooks."""
     return [str(python), "-m", "ipykernel_launcher", "-f", "{connection_file}", "--IPKernelApp.capture_fd_output=False"]
 
 

@@ -53,7 +53,7 @@ def terminal(table: pd.DataFrame) -> Group:
             shown.add_column(name, justify="left" if position < 2 else "right", overflow="fold")
         for row in rows:
             shown.add_row(*map(Text, row))
-        parts += [shown, *(Text(note) for note in notes), Text("")]
+        parts += [shown if rows else Text(heading, style="bold"), *map(Text, notes), Text("")]
     return Group(*parts)
 
 
@@ -62,9 +62,11 @@ def markdown(table: pd.DataFrame) -> str:
     lines = []
     for heading, rows, notes in _sections(table):
         lines += [f"**{_escape(heading)}**", ""]
-        lines += ["| " + " | ".join(HEADER) + " |", "| --- | --- |" + " ---: |" * (len(HEADER) - 2)]
-        lines += ["| " + " | ".join(map(_escape, row)) + " |" for row in rows]
-        lines += ["", *(f"{_escape(note)}  " for note in notes), ""]
+        if rows:
+            lines += ["| " + " | ".join(HEADER) + " |", "| --- | --- |" + " ---: |" * (len(HEADER) - 2)]
+            lines += ["| " + " | ".join(map(_escape, row)) + " |" for row in rows]
+            lines += [""]
+        lines += [*(f"* {_escape(note)}" for note in notes), ""]
     return "\n".join(lines).rstrip() + "\n"
 
 
@@ -79,7 +81,7 @@ def update_readme(readme: Path, table: pd.DataFrame) -> None:
 
 
 def _sections(table: pd.DataFrame) -> list[tuple[str, list[list[str]], list[str]]]:
-    """Return, for each workload and set-up, its heading, the rows of its table, and notes below it."""
+    """Return, for each workload and set-up, its heading, the rows of its table, and notes; last, what went wrong."""
     summary = statistics.summarize(table)
     titles = {name: framework.title for name, framework in frameworks.load_all().items()}
     sections = []
@@ -116,16 +118,11 @@ def _sections(table: pd.DataFrame) -> list[tuple[str, list[list[str]], list[str]
         sections.append((f"{spec.TITLE}: {'; '.join(words)}", rows, notes))
     failed = statistics.failures(table)
     if len(failed):
-        heading = "Trials that didn't go through"
-        blank = [""] * (len(HEADER) - 4)
-        rows = [
-            [titles.get(row.framework, row.framework), row["mode"], f"{row.status}", *blank, f"repeat {row.repeat}"]
+        notes = [
+            f"{row.workload} {row.framework} {row['mode']} {row['repeat']}: {row.status}: {row.error}"
             for _, row in failed.iterrows()
         ]
-        notes = [
-            f"{row.workload} {row.framework} {row['mode']} {row.repeat}: {row.error}" for _, row in failed.iterrows()
-        ]
-        sections.append((heading, rows, notes))
+        sections.append(("Trials that didn't go through", [], notes))
     return sections
 
 

@@ -420,7 +420,8 @@ def test_interrupt_ends_grandchildren_and_waiting_for_a_lock(shelf: Shelf, tmp_p
     pid = tmp_path / "pid"
     shelf.add(
         "busy",
-        f"import subprocess\np = subprocess.Popen(['sleep', '600'])\nopen({str(pid)!r}, 'w').write(str(p.pid))\np.wait()",
+        f"import subprocess\np = subprocess.Popen(['sleep', '600'])\nopen({str(pid)!r}, 'w').write(str(p.pid))\n"
+        "p.wait()",
     )
     waits = shelf.add("waits")
     shelf.environments.mkdir()

@@ -55,10 +55,11 @@ def test_notebook_goes_through_and_is_identical(smoke: Path, row: str) -> None:
 
 
 REQUIRED = [
-    "started", "machine", "os", "python", "numpy", "threads", "batch_size", "examples", "data", "import_s", "data_s", "build_s",
-    "first_step_s", "step_median_s", "step_p05_s", "step_p95_s", "timed_s", "examples_per_s", "seconds_per_1000",
-    "evaluate_s", "metric", "metric_value", "loss_first", "loss_last", "parameters", "peak_rss_mib",
-    "flops_per_example", "achieved_gflops", "blas", "settings", "notebook_hash", "common_hash", "lock_hash", "cpu_per_wall",
+    "started", "machine", "os", "python", "numpy", "threads", "batch_size", "examples", "data", "import_s",
+    "data_s", "build_s", "first_step_s", "step_median_s", "step_p05_s", "step_p95_s", "timed_s", "examples_per_s",
+    "seconds_per_1000", "evaluate_s", "metric", "metric_value", "loss_first", "loss_last", "parameters",
+    "peak_rss_mib", "flops_per_example", "achieved_gflops", "blas", "settings", "notebook_hash", "common_hash",
+    "lock_hash", "cpu_per_wall",
 ]  # fmt: skip
 
 
