@@ -8,7 +8,7 @@ import re
 import resource
 import sys
 from pathlib import Path
-from typing import Any, Iterator
+from typing import Any, Iterator, Optional
 
 import numpy as np
 
@@ -64,6 +64,25 @@ def peak_rss_mib() -> float:
     """Return the largest resident memory of this process so far, in MiB."""
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak / 2**20 if sys.platform == "darwin" else peak / 2**10  # bytes on macOS, KiB elsewhere
+
+
+def busy_seconds() -> Optional[float]:
+    """Return the processor seconds spent so far on the cores that this process may use, by whatever process.
+
+    Time that a hypervisor took away counts as spent. None where the system doesn't tell (Linux alone does).
+    """
+    try:
+        lines = Path("/proc/stat").read_text().splitlines()
+    except OSError:
+        return None
+    usable = {"cpu{}".format(core) for core in os.sched_getaffinity(0)}
+    ticks = 0
+    for line in lines:
+        name, *fields = line.split()
+        if name in usable:
+            user, nice, system, _idle, _iowait, irq, softirq, steal = map(int, fields[:8])  # see proc(5)
+            ticks += user + nice + system + irq + softirq + steal
+    return ticks / os.sysconf("SC_CLK_TCK")
 
 
 def numpy_blas() -> str:

@@ -22,6 +22,10 @@ from common import machine
 RECORD_TYPE = "application/vnd.rosetta.record+json"
 
 
+#: A trial is noisy where other processes kept more of its cores busy than this, in cores, during the timed run.
+NOISY_LOAD = 0.1
+
+
 class Unsupported(Exception):
     """Raised by a notebook where this machine can't run what was asked for, for example a GPU that isn't there."""
 
@@ -59,6 +63,7 @@ class Trial:
             "python": platform.python_version(),
             "numpy": np.__version__,
             "os": machine.operating_system(),
+            "device_name": machine.processor(),
             "seed": seed,
             "batch_size": workload.BATCH_SIZE,
             "flops_per_example": workload.flops_per_example(),
@@ -74,14 +79,18 @@ class Trial:
 
     @contextmanager
     def timed_run(self) -> Iterator[None]:
-        """Enclose the timed run: keeps the processor time spent per second, which shows how many threads really ran."""
-        started, cpu_started = time.perf_counter(), time.process_time()
+        """Enclose the timed run: keeps how many cores it kept busy, and how many others did meanwhile."""
+        started, own_started, all_started = time.perf_counter(), time.process_time(), machine.busy_seconds()
         yield
-        self._columns["cpu_per_wall"] = (time.process_time() - cpu_started) / (time.perf_counter() - started)
+        wall, own, everything = time.perf_counter() - started, time.process_time() - own_started, machine.busy_seconds()
+        self.note(cpu_per_wall=own / wall)
+        if all_started is not None and everything is not None:
+            foreign_load = max(0.0, everything - all_started - own) / wall
+            self.note(foreign_load=foreign_load, noisy=foreign_load > NOISY_LOAD)
 
     def note(self, **columns: Any) -> None:
-        """Note facts of this trial by column name."""
-        self._columns.update(columns)
+        """Note facts of this trial by column name; None is no fact."""
+        self._columns.update({name: value for name, value in columns.items() if value is not None})
 
     def steps(self, seconds: List[float], losses: List[float]) -> None:
         """Note the timed run: each step's seconds and loss, in order, warm-up included."""

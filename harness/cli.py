@@ -275,6 +275,8 @@ def _progress() -> run.Progress:
         clear = "\r\x1b[K" if console.is_terminal else ""
         if record.status == "ok":
             result = Text(f"{record.examples_per_s:.1f} examples/s, {record.metric} {record.metric_value:.3f}")
+            if record.noisy:
+                result.append(f"  noisy: other processes kept {record.foreign_load:.1f} cores busy", style="yellow")
         else:
             result = Text(f"{record.status}: {record.error}", style="red")
         console.print(Text(f"{clear}{label}  ") + result, soft_wrap=True)

@@ -113,6 +113,10 @@ def _sections(table: pd.DataFrame) -> list[tuple[str, list[list[str]], list[str]
         if group.repeats.min() < statistics.EXPLORATORY_BELOW:
             few = f"below {statistics.EXPLORATORY_BELOW} repeats"
             notes += [f"Exploratory: {few}, differences are shown and no winner is named."]
+        if group.noisy.any():
+            notes += [
+                "Noisy: other processes kept the machine busy during some trials; see `noisy` and `foreign_load`."
+            ]
         if first.data == "synthetic":
             notes += ["The data are synthetic: times hold, the metric says nothing about real images."]
         sections.append((f"{spec.TITLE}: {'; '.join(words)}", rows, notes))

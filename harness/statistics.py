@@ -23,11 +23,15 @@ def summarize(table: pd.DataFrame) -> pd.DataFrame:
     """Return median, minimum and maximum of each figure over the repeats that went through.
 
     One row for each combination of `KEYS` that occurs in `table`, a results.csv, with the columns
-    `repeats` (how many went through), `framework_version`, and `<figure>`, `<figure>_min`, `<figure>_max`.
+    `repeats` (how many went through), `framework_version`, `noisy` (any), and `<figure>`, `<figure>_min`, `<figure>_max`.
     """
     good = table[table.status == "ok"]
     groups = good.groupby(KEYS, dropna=False, sort=True)
-    columns = {"repeats": groups.size(), "framework_version": groups.framework_version.first()}
+    columns = {
+        "repeats": groups.size(),
+        "framework_version": groups.framework_version.first(),
+        "noisy": groups.noisy.any(),
+    }
     for figure in FIGURES:
         columns[figure] = groups[figure].median()
         columns[f"{figure}_min"] = groups[figure].min()

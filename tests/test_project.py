@@ -46,6 +46,11 @@ def test_common_needs_numpy_and_the_standard_library_only(path: Path) -> None:
     assert imports(path) <= {*sys.stdlib_module_names, "numpy", "common"}
 
 
+@pytest.mark.parametrize("path", sorted((project.ROOT / "common").rglob("*.py")), ids=str)
+def test_common_is_written_for_python_3_8(path: Path) -> None:
+    ast.parse(path.read_text(), feature_version=(3, 8))
+
+
 @pytest.mark.parametrize("path", sorted((project.ROOT / "harness").rglob("*.py")), ids=str)
 def test_harness_imports_no_framework(path: Path) -> None:
     distributions = {"torch", "tensorflow", "keras", "mxnet", "chainer", "jax", "flax", "optax", "nnabla", "paddle"}

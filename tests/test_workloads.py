@@ -63,6 +63,25 @@ def test_full_profile_is_the_original_specification() -> None:
     assert not full.synthetic
 
 
+@pytest.mark.parametrize(
+    ("profile", "choice", "asked_for"),
+    [
+        ("smoke", "auto", "auto"),
+        ("quick", "auto", "auto"),
+        ("full", "auto", "real"),
+        ("full", "synthetic", "synthetic"),
+    ],
+)
+def test_full_takes_synthetic_data_only_when_asked(
+    monkeypatch: pytest.MonkeyPatch, profile: str, choice: str, asked_for: str
+) -> None:
+    asked = []
+    monkeypatch.setattr("common.data.cifar10", lambda choice: asked.append(choice) or small_images())
+    cnn_cifar10.prepare(profile, choice)
+    cnn_cifar10.load(profile, choice)
+    assert asked == [asked_for] * 2
+
+
 @pytest.mark.parametrize("profile", cnn_cifar10.PROFILES.values())
 def test_evaluation_batches_are_full(profile: cnn_cifar10.Profile) -> None:
     assert profile.test_images % cnn_cifar10.EVALUATION_BATCH_SIZE == 0

@@ -1,0 +1,91 @@
+"""The record of a trial, and what is learnt about the machine."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from common import machine
+from common.trial import RECORD_TYPE, Trial
+from common.workloads import cnn_cifar10
+
+
+def spin(seconds: float) -> None:
+    end = time.process_time() + seconds
+    while time.process_time() < end:
+        pass
+
+
+def shown(trial: Trial) -> dict[str, object]:
+    columns: dict[str, object] = trial.record()._repr_mimebundle_()[RECORD_TYPE]
+    return columns
+
+
+@pytest.fixture
+def trial() -> Trial:
+    return Trial(cnn_cifar10, "smoke", threads=1, seed=0)
+
+
+def test_record_is_json_even_where_a_number_is_not_finite(trial: Trial) -> None:
+    trial.note(forward_error=float("nan"))
+    trial.steps([1.0] * 8, [1.0] * 7 + [float("inf")])
+    columns = json.loads(json.dumps(shown(trial), allow_nan=False))
+    assert (columns["forward_error"], columns["loss_last"], columns["step_losses"][-1]) == ("nan", "inf", None)
+
+
+def test_nothing_noted_overrides_nothing(trial: Trial) -> None:
+    trial.note(device_name=None)
+    assert shown(trial)["device_name"] == machine.processor()
+
+
+def test_record_shows_text_as_text(trial: Trial) -> None:
+    trial.note(settings="<script>")
+    assert "<script>" not in trial.record()._repr_mimebundle_()["text/html"]
+
+
+def test_sections_are_timed(trial: Trial) -> None:
+    with trial.timed("import_s"):
+        time.sleep(0.05)
+    assert 0.05 <= shown(trial)["import_s"] < 5  # type: ignore[operator]
+
+
+@pytest.mark.skipif(not Path("/proc/stat").exists(), reason="only Linux tells what other processes do")
+def test_foreign_load_makes_a_trial_noisy(trial: Trial) -> None:
+    process = multiprocessing.get_context("spawn").Process(target=spin, args=(60,))
+    process.start()
+    while machine.busy_seconds() is None or not process.is_alive():
+        time.sleep(0.1)
+    time.sleep(1)
+    with trial.timed_run():
+        time.sleep(1.5)
+    process.kill()
+    process.join()
+    columns = shown(trial)
+    assert columns["noisy"] is True
+    assert columns["foreign_load"] > 0.3  # type: ignore[operator]
+    assert columns["cpu_per_wall"] < 0.5  # type: ignore[operator]
+
+
+def test_own_work_is_no_foreign_load(trial: Trial) -> None:
+    with trial.timed_run():
+        spin(1)
+    assert shown(trial)["cpu_per_wall"] > 0.2  # type: ignore[operator]
+    assert shown(trial).get("foreign_load", 0) < len(os.sched_getaffinity(0))  # type: ignore[operator]
+
+
+@pytest.mark.parametrize(("quota", "cores"), [("max 100000", 2), ("150000 100000", 1), ("50000 100000", 1)])
+def test_quota_of_a_container_counts_as_cores(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, quota: str, cores: int
+) -> None:
+    (tmp_path / "box").mkdir()
+    (tmp_path / "box" / "cpu.max").write_text(quota)
+    (tmp_path / "cgroup").write_text("0::/box\n")
+    places = {"/proc/self/cgroup": tmp_path / "cgroup", "/sys/fs/cgroup": tmp_path}
+    monkeypatch.setattr(machine, "Path", lambda path: places.get(path, Path(path)))
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
+    assert machine.usable_cores() == cores
