@@ -1,4 +1,4 @@
-"""What can be learnt about the computer with the standard library: cores, processor, memory, NumPy's BLAS."""
+"""What can be learnt about the computer with the standard library: cores, processor, memory, load."""
 
 from __future__ import annotations
 
@@ -8,9 +8,7 @@ import re
 import resource
 import sys
 from pathlib import Path
-from typing import Any, Iterator, Optional
-
-import numpy as np
+from typing import Iterator, Optional
 
 
 def usable_cores() -> int:
@@ -83,12 +81,3 @@ def busy_seconds() -> Optional[float]:
             user, nice, system, _idle, _iowait, irq, softirq, steal = map(int, fields[:8])  # see proc(5)
             ticks += user + nice + system + irq + softirq + steal
     return ticks / os.sysconf("SC_CLK_TCK")
-
-
-def numpy_blas() -> str:
-    """Return the name and version of the BLAS that NumPy was built with, for example "openblas 0.3.23"."""
-    config: Any = np.__config__
-    if hasattr(config, "CONFIG"):  # NumPy 1.26 and later
-        blas = config.CONFIG["Build Dependencies"]["blas"]
-        return "{} {}".format(blas["name"], blas["version"])
-    return " ".join(config.get_info("blas_opt_info").get("libraries", ["unknown"])[:1])

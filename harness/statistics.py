@@ -27,11 +27,8 @@ def summarize(table: pd.DataFrame) -> pd.DataFrame:
     """
     good = table[table.status == "ok"]
     groups = good.groupby(KEYS, dropna=False, sort=True)
-    columns = {
-        "repeats": groups.size(),
-        "framework_version": groups.framework_version.first(),
-        "noisy": groups.noisy.any(),
-    }
+    columns = {"repeats": groups.size(), "noisy": groups.noisy.any()}
+    columns["framework_version"] = groups.framework_version.first()
     for figure in FIGURES:
         columns[figure] = groups[figure].median()
         columns[f"{figure}_min"] = groups[figure].min()
