@@ -7,16 +7,20 @@ is used, and nothing is unpickled.
 
 from __future__ import annotations
 
+import errno
+import fcntl
+import gzip
 import hashlib
+import http.client
 import os
 import shutil
 import sys
 import tarfile
-import tempfile
-import urllib.error
 import urllib.request
+import zlib
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Dict, NamedTuple, Optional
+from typing import Dict, Iterator, NamedTuple, Optional, Tuple
 
 import numpy as np
 
@@ -65,7 +69,7 @@ def cifar10(choice: str = "auto") -> Images:
         folder = _find(CIFAR10_FOLDER)
         try:
             return _read_cifar10(folder or _download_cifar10())
-        except _NotReachable as reason:
+        except _Unavailable as reason:
             if choice == "real":
                 raise DataError(
                     "CIFAR-10 is not at hand: {}; set ROSETTA_DATA to a folder that holds {}".format(
@@ -101,21 +105,32 @@ def synthetic_images(train: int, test: int) -> Images:
     return Images(*draw(train), *draw(test), "synthetic")
 
 
-class _NotReachable(Exception):
-    """The official home of a data set can't be reached."""
+class _Unavailable(Exception):
+    """A data set can't be had here: its home can't be reached, or the cache is read-only."""
 
 
 def _find(name: str) -> Optional[Path]:
     """Return where a data set lies already: in the folder of `ROSETTA_DATA` or in the cache."""
     given = os.environ.get("ROSETTA_DATA")
     if given:
-        folder = Path(given).expanduser()
-        if not folder.is_dir():
+        folder = Path(os.path.abspath(os.path.expanduser(given)))
+        if not os.path.isdir(str(folder)):
             raise DataError("ROSETTA_DATA names {}, which is not a folder; correct it or unset it".format(folder))
         for candidate in (folder / name, folder):
-            if candidate.name == name and candidate.exists():
+            if candidate.name == name and _is_there(candidate):
                 return candidate
-    return CACHE / name if (CACHE / name).exists() else None
+    return CACHE / name if _is_there(CACHE / name) else None
+
+
+def _is_there(path: Path) -> bool:
+    """Return whether anything is there; a broken link is, so that it is reported instead of passed over."""
+    try:
+        path.lstat()
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError as error:
+        raise DataError("{}: {}; set ROSETTA_DATA to a folder that can be read".format(path, error.strerror)) from None
+    return True
 
 
 def _read_cifar10(folder: Path) -> Images:
@@ -144,86 +159,137 @@ def _read_cifar10_file(path: Path, sha256: str) -> "tuple[np.ndarray, np.ndarray
 
 def _download_cifar10() -> Path:
     """Download and extract CIFAR-10 into the cache and return its folder."""
-    archive = _download(CIFAR10_URL, CACHE / "cifar-10-binary.tar.gz", CIFAR10_SIZE, CIFAR10_SHA256)
-    return _extract(archive, CACHE / CIFAR10_FOLDER, set(CIFAR10_FILES), CIFAR10_FILE_SIZE)
+    folder = CACHE / CIFAR10_FOLDER
+    with _cache_to_ourselves():
+        if not _is_there(folder):  # another process may have been faster
+            archive = _download(CIFAR10_URL, CACHE / "cifar-10-binary.tar.gz", CIFAR10_SIZE, CIFAR10_SHA256)
+            _extract(archive, folder, set(CIFAR10_FILES), CIFAR10_FILE_SIZE)
+    return folder
+
+
+@contextmanager
+def _cache_to_ourselves() -> Iterator[None]:
+    """Let one process at a time write to the cache; the lock ends with its process, so none is left behind."""
+    path = CACHE / ".lock"
+    try:
+        CACHE.mkdir(parents=True, exist_ok=True)
+        lock = os.open(str(path), os.O_CREAT | os.O_RDWR, 0o666)
+    except OSError as error:
+        if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+            raise _Unavailable("{}: {}".format(path, error.strerror)) from None
+        raise _not_written(path, error) from None
+    try:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            print("Waiting for another process that downloads to {}".format(CACHE), file=sys.stderr)
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        except OSError as error:
+            raise _not_written(path, error) from None
+        yield
+    finally:
+        os.close(lock)
+
+
+def _not_written(path: Path, error: OSError) -> DataError:
+    remedy = "make room there, or set ROSETTA_DATA to a folder that holds the data"
+    return DataError("{}: can't be written: {}; {}".format(path, error.strerror or error, remedy))
 
 
 def _download(url: str, target: Path, size: int, sha256: str) -> Path:
     """Return `target`, downloaded from `url` unless it is there already, and verified.
 
-    What was downloaded before a break is kept beside it and resumed from. Raises `_NotReachable` where the server
-    doesn't answer, `DataError` where the content is wrong or can't be written.
+    What was downloaded before a break is kept beside it and resumed from. Raises `_Unavailable` where the server
+    doesn't answer or has no such file, `DataError` where the content is wrong or can't be written.
     """
     part = target.with_name(target.name + ".part")
+    digest = hashlib.sha256()
     try:
-        target.parent.mkdir(parents=True, exist_ok=True)
         if not target.exists():
             _fetch(url, part, size)
             os.replace(str(part), str(target))
-    except urllib.error.URLError as error:
-        raise _NotReachable("{}: {}".format(url, getattr(error, "reason", error))) from None
-    except (ConnectionError, TimeoutError) as error:
-        raise _NotReachable("{}: {}".format(url, error)) from None
+        with open(str(target), "rb") as file:
+            for block in iter(lambda: file.read(1 << 20), b""):
+                digest.update(block)
+        if digest.hexdigest() != sha256:
+            target.unlink()
+            remedy = "try again, or set ROSETTA_DATA to a folder that holds the data"
+            raise DataError("{}: is not the official file (SHA-256 differs), so deleted; {}".format(target, remedy))
     except OSError as error:
-        raise DataError("{}: can't be written: {}".format(part, error.strerror or error)) from None
-    digest = hashlib.sha256()
-    with open(str(target), "rb") as file:
-        for block in iter(lambda: file.read(1 << 20), b""):
-            digest.update(block)
-    if digest.hexdigest() != sha256:
-        target.unlink()
-        raise DataError("{}: what {} sent is not the official file (SHA-256 differs); deleted".format(target, url))
+        raise _not_written(part, error) from None
     return target
 
 
 def _fetch(url: str, part: Path, size: int) -> None:
-    """Complete `part` from `url`, with a progress bar; start anew where the server can't resume."""
-    done = part.stat().st_size if part.exists() else 0
-    if done == size:
+    """Complete `part` from `url`, with a progress bar."""
+    start = part.stat().st_size if part.exists() else 0
+    if start == size:
         return
-    request = urllib.request.Request(url, headers={"Range": "bytes={}-".format(done)} if done else {})
-    with urllib.request.urlopen(request, timeout=TIMEOUT_S) as response:
-        resumed = response.status == 206
-        with open(str(part), "ab" if resumed else "wb") as file:
-            done = done if resumed else 0
-            for block in iter(lambda: response.read(1 << 18), b""):
-                file.write(block)
+    with open(str(part), "ab") as file:
+        for offset, block in _receive(url, start if start < size else 0, size):
+            file.truncate(offset)  # a server that can't resume sends all of it again
+            file.write(block)
+            _show_progress(url, offset + len(block), size)
+
+
+def _receive(url: str, start: int, size: int) -> Iterator[Tuple[int, bytes]]:
+    """Yield what `url` sends as (offset, block), from `start` or, where the server can't resume, from 0.
+
+    Whatever goes wrong on the network raises `_Unavailable`; faults of the disk are the caller's and stay apart.
+    """
+    request = urllib.request.Request(url, headers={"Range": "bytes={}-".format(start)} if start else {})
+    try:
+        with urllib.request.urlopen(request, timeout=TIMEOUT_S) as response:
+            done = start if response.status == 206 else 0
+            if response.length is not None and done + response.length != size:
+                # a login page, say: not a byte of it may get into the file
+                problem = "would send {:,} bytes instead of {:,}".format(done + response.length, size)
+                raise _Unavailable("{}: {}".format(url, problem))
+            while done < size:
+                block = response.read(min(1 << 18, size - done))
+                if not block:
+                    problem = "broke off after {:,} of {:,} bytes; the next try resumes".format(done, size)
+                    raise _Unavailable("{}: {}".format(url, problem))
+                yield done, block
                 done += len(block)
-                _show_progress(url, done, size)
-    if done < size:
-        raise ConnectionError("broke off after {:,} of {:,} bytes; the next try resumes".format(done, size))
+    except (OSError, http.client.HTTPException) as error:
+        reason = str(getattr(error, "reason", error)) or type(error).__name__
+        raise _Unavailable("{}: {}".format(url, " ".join(reason.split()))) from None
 
 
 def _show_progress(url: str, done: int, size: int) -> None:
     if sys.stderr.isatty():
         bar = "#" * (30 * done // size)
-        end = "\n" if done >= size else ""
-        print("\r{} [{:<30}] {:3d} %".format(url, bar, 100 * done // size), file=sys.stderr, end=end, flush=True)
+        end = "\n" if done == size else "\r"  # the next bar, or a message, takes this one's place
+        print("{} [{:<30}] {:3d} %".format(url, bar, 100 * done // size), file=sys.stderr, end=end, flush=True)
 
 
-def _extract(archive: Path, target: Path, names: "set[str]", largest: int) -> Path:
+def _extract(archive: Path, target: Path, names: "set[str]", largest: int) -> None:
     """Write the named files of a tar archive to the folder `target`, whole or not at all, and nothing else anywhere.
 
-    Members count by their last name alone, so no path in the archive can lead out of the folder.
+    Members count by their last name alone, so no path in the archive can lead out of the folder. Raises `DataError`.
     """
-    temporary = Path(tempfile.mkdtemp(prefix=target.name + ".", dir=str(target.parent)))
+    temporary = target.with_name(target.name + ".new")
+    writing = target
     try:
+        shutil.rmtree(str(temporary), ignore_errors=True)  # left by a process that was killed
+        temporary.mkdir()
         with tarfile.open(str(archive)) as tar:
             for member in tar:
                 name = member.name.rsplit("/", 1)[-1]
                 content = tar.extractfile(member) if member.isreg() and member.size <= largest else None
                 if name in names and content is not None:
+                    writing = target / name
                     with open(str(temporary / name), "wb") as file:
                         shutil.copyfileobj(content, file)
         missing = names - {path.name for path in temporary.iterdir()}
         if missing:
             raise DataError("{}: lacks {}; delete it to have it downloaded again".format(archive, sorted(missing)[0]))
-        if not target.exists():  # another process may have been faster
-            os.replace(str(temporary), str(target))
-    except (tarfile.TarError, EOFError) as error:
-        raise DataError("{}: not a whole archive ({}); delete it".format(archive, error)) from None
+        os.replace(str(temporary), str(target))
+    except (tarfile.TarError, EOFError, zlib.error, gzip.BadGzipFile) as error:
+        problem = "not a whole archive ({}); delete it to have it downloaded again".format(error)
+        raise DataError("{}: {}".format(archive, problem)) from None
     except OSError as error:
-        raise DataError("{}: can't be written: {}".format(target, error.strerror)) from None
+        raise _not_written(writing, error) from None
     finally:
         shutil.rmtree(str(temporary), ignore_errors=True)
-    return target

@@ -23,7 +23,8 @@ def summarize(table: pd.DataFrame) -> pd.DataFrame:
     """Return median, minimum and maximum of each figure over the repeats that went through.
 
     One row for each combination of `KEYS` that occurs in `table`, a results.csv, with the columns
-    `repeats` (how many went through), `framework_version`, `noisy` (any), and `<figure>`, `<figure>_min`, `<figure>_max`.
+    `repeats` (how many went through), `framework_version`, `noisy` (whether any is), and for each figure
+    `<figure>`, `<figure>_min`, `<figure>_max`.
     """
     good = table[table.status == "ok"]
     groups = good.groupby(KEYS, dropna=False, sort=True)

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import http.server
 import io
 import os
+import resource
+import socket
 import tarfile
 import threading
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -30,7 +36,12 @@ def binary(seed: int) -> bytes:
 FILES = {name: binary(seed) for seed, name in enumerate(data.CIFAR10_FILES)}
 
 
-def archive(extra: dict[str, bytes] | None = None, leave_out: str = "", link: tuple[str, str] | None = None) -> bytes:
+def archive(
+    extra: dict[str, bytes] | None = None,
+    leave_out: str = "",
+    link: tuple[str, str] | None = None,
+    kind: bytes = tarfile.SYMTYPE,
+) -> bytes:
     """A tar.gz laid out as the official one."""
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w:gz") as tar:
@@ -45,17 +56,18 @@ def archive(extra: dict[str, bytes] | None = None, leave_out: str = "", link: tu
             tar.addfile(member, io.BytesIO(content))
         if link:
             member = tarfile.TarInfo(link[0])
-            member.type, member.linkname = tarfile.SYMTYPE, link[1]
+            member.type, member.linkname = kind, link[1]
             tar.addfile(member)
     return buffer.getvalue()
 
 
 class Server(http.server.ThreadingHTTPServer):
-    """Serves one file; can ignore ranges and can break off."""
+    """Serves one file; can ignore ranges, break off, and take its time."""
 
     content = b""
     ranges = True
     break_after: int | None = None
+    delay_s = 0.0
     requests: list[str | None]
 
     class RequestHandlerClass(http.server.BaseHTTPRequestHandler):
@@ -64,7 +76,8 @@ class Server(http.server.ThreadingHTTPServer):
         def do_GET(self) -> None:
             asked = self.headers["Range"]
             self.server.requests.append(asked)
-            start = int(asked.removeprefix("bytes=").rstrip("-")) if asked and self.server.ranges else 0
+            time.sleep(self.server.delay_s)
+            start = int(asked.strip("bytes=-")) if asked and self.server.ranges else 0
             body = self.server.content[start:]
             self.send_response(206 if start else 200)
             self.send_header("Content-Length", str(len(body)))
@@ -83,7 +96,7 @@ class Server(http.server.ThreadingHTTPServer):
 def server() -> Iterator[Server]:
     server = Server(("127.0.0.1", 0), Server.RequestHandlerClass)
     server.requests = []
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
     thread.start()
     yield server
     server.shutdown()
@@ -91,15 +104,21 @@ def server() -> Iterator[Server]:
 
 
 @pytest.fixture(autouse=True)
-def small_cifar10(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, request: pytest.FixtureRequest) -> None:
-    """CIFAR-10 of four images a file, an empty cache, no ROSETTA_DATA, and no way to the internet."""
+def nothing_outside(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """An empty cache, and no way to the internet."""
+    monkeypatch.setattr(data, "CACHE", tmp_path / "cache")
+    monkeypatch.setattr(data, "CIFAR10_URL", "http://127.0.0.1:9/nobody-listens")
+    monkeypatch.setenv("no_proxy", "*")
+
+
+@pytest.fixture(autouse=True)
+def small_cifar10(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
+    """CIFAR-10 of four images a file, and no ROSETTA_DATA."""
     if request.node.name == "test_real_cifar10":
         return
     monkeypatch.delenv("ROSETTA_DATA", raising=False)
-    monkeypatch.setattr(data, "CACHE", tmp_path / "cache")
     monkeypatch.setattr(data, "CIFAR10_FILE_SIZE", RECORDS * 3073)
     monkeypatch.setattr(data, "CIFAR10_FILES", {name: hashlib.sha256(c).hexdigest() for name, c in FILES.items()})
-    monkeypatch.setattr(data, "CIFAR10_URL", "http://127.0.0.1:9/nobody-listens")
 
 
 def serve(server: Server, monkeypatch: pytest.MonkeyPatch, content: bytes) -> None:
@@ -116,6 +135,17 @@ def lay_out(folder: Path) -> Path:
     return folder
 
 
+@contextmanager
+def files_up_to(size: int) -> Iterator[None]:
+    """Let the kernel refuse to make any file larger than `size`, as a full disk would."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
 def expect_small_cifar10(images: data.Images) -> None:
     assert images.source == "real"
     assert images.train_images.shape == (5 * RECORDS, 3, 32, 32)
@@ -130,6 +160,31 @@ def expect_small_cifar10(images: data.Images) -> None:
 def test_folder_of_rosetta_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, inside: str) -> None:
     monkeypatch.setenv("ROSETTA_DATA", str(lay_out(tmp_path / "given") / inside))
     expect_small_cifar10(data.cifar10("auto"))
+
+
+def test_folder_of_rosetta_data_is_the_current_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(lay_out(tmp_path) / data.CIFAR10_FOLDER)
+    monkeypatch.setenv("ROSETTA_DATA", ".")
+    expect_small_cifar10(data.cifar10("auto"))
+
+
+def test_cache_is_next_where_the_folder_of_rosetta_data_holds_other_things(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lay_out(data.CACHE)
+    (tmp_path / "given").mkdir()
+    monkeypatch.setenv("ROSETTA_DATA", str(tmp_path / "given"))
+    expect_small_cifar10(data.cifar10("auto"))
+
+
+def test_broken_link_in_rosetta_data_is_named_and_not_passed_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lay_out(data.CACHE)
+    (tmp_path / data.CIFAR10_FOLDER).symlink_to(tmp_path / "unmounted")
+    monkeypatch.setenv("ROSETTA_DATA", str(tmp_path))
+    with pytest.raises(data.DataError, match=r"cifar-10-batches-bin/data_batch_1\.bin: No such file"):
+        data.cifar10("auto")
 
 
 def test_folder_of_rosetta_data_that_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -177,6 +232,65 @@ def test_download_that_broke_off_is_resumed(server: Server, monkeypatch: pytest.
     assert server.requests == [None, "bytes=1000-"]
 
 
+def test_part_that_is_too_long_is_downloaded_anew(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    serve(server, monkeypatch, archive())
+    data.CACHE.mkdir()
+    (data.CACHE / "cifar-10-binary.tar.gz.part").write_bytes(bytes(len(server.content) + 1))
+    expect_small_cifar10(data.cifar10("real"))
+    assert server.requests == [None]
+
+
+def test_two_at_once_download_once(
+    server: Server, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    serve(server, monkeypatch, archive())
+    server.delay_s = 0.5
+    with ThreadPoolExecutor(2) as pool:
+        for images in pool.map(data.cifar10, ["real", "real"]):
+            expect_small_cifar10(images)
+    assert server.requests == [None]
+    assert "Waiting for another process" in capsys.readouterr().err
+
+
+def test_what_a_killed_process_left_behind_is_in_nobody_s_way(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    serve(server, monkeypatch, archive())
+    (data.CACHE / (data.CIFAR10_FOLDER + ".new") / "half").mkdir(parents=True)
+    (data.CACHE / ".lock").touch()
+    expect_small_cifar10(data.cifar10("real"))
+    assert {path.name for path in (data.CACHE / data.CIFAR10_FOLDER).iterdir()} == set(FILES)
+
+
+@pytest.mark.parametrize(
+    ("answer", "reason"),
+    [
+        (b"", "timed out"),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 5000\r\n\r\nabc", "timed out"),
+        (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nnonsense\r\n", "IncompleteRead"),
+        (b"nonsense\r\n\r\n", "nonsense"),
+        (b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n", "Not Found"),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nlogin", "would send 5 bytes instead of 5,000"),
+    ],
+)
+def test_server_that_misbehaves_is_as_good_as_none(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], answer: bytes, reason: str
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        monkeypatch.setattr(data, "CIFAR10_URL", f"http://127.0.0.1:{listener.getsockname()[1]}/")
+        monkeypatch.setattr(data, "CIFAR10_SIZE", 5000)
+        monkeypatch.setattr(data, "TIMEOUT_S", 0.2)
+        with ThreadPoolExecutor(1) as pool:
+            images = pool.submit(data.cifar10, "auto")
+            connection, _ = listener.accept()
+            with connection:
+                connection.recv(4096)
+                connection.sendall(answer)
+                assert images.result(timeout=30).source == "synthetic"
+    announced = capsys.readouterr().err
+    assert reason in announced
+    assert announced.count("\n") == 1
+    assert b"login" not in (data.CACHE / "cifar-10-binary.tar.gz.part").read_bytes()
+
+
 def test_download_of_something_else_is_refused_and_deleted(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     serve(server, monkeypatch, archive())
     server.content = server.content[:-1] + b"x"
@@ -196,6 +310,8 @@ def test_download_of_something_else_is_refused_and_deleted(server: Server, monke
             }
         },
         {"link": ("cifar-10-batches-bin/link", "/etc/passwd")},
+        {"link": ("cifar-10-batches-bin/../../escaped", "data_batch_1.bin"), "kind": tarfile.LNKTYPE},
+        {"link": ("cifar-10-batches-bin/device", ""), "kind": tarfile.CHRTYPE},
         {"extra": {"cifar-10-batches-bin/large": bytes(100_000)}},
     ],
 )
@@ -205,7 +321,7 @@ def test_hostile_archive_writes_nothing_but_the_six_files(
     serve(server, monkeypatch, archive(**hostile))  # type: ignore[arg-type]
     expect_small_cifar10(data.cifar10("real"))
     written = {path.name for path in tmp_path.rglob("*") if path.is_file() or path.is_symlink()}
-    assert written == {*FILES, "cifar-10-binary.tar.gz"}
+    assert written == {*FILES, "cifar-10-binary.tar.gz", ".lock"}
     assert not Path("/tmp/escaped-from-rosetta").exists()
 
 
@@ -220,11 +336,37 @@ def test_link_in_the_place_of_a_file_is_not_followed(server: Server, monkeypatch
     assert not (data.CACHE / data.CIFAR10_FOLDER).exists()
 
 
-def test_full_disk_names_the_file(server: Server, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_full_disk_names_the_download(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     serve(server, monkeypatch, archive())
+    with files_up_to(5000), pytest.raises(data.DataError, match=r"\.part: can't be written: File too large"):
+        data.cifar10("auto")
+    expect_small_cifar10(data.cifar10("auto"))
+    assert server.requests == [None, "bytes=5000-"]
+
+
+def test_full_disk_names_the_file_that_is_extracted(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    serve(server, monkeypatch, archive())
+    data.CACHE.mkdir()
+    (data.CACHE / "cifar-10-binary.tar.gz").write_bytes(server.content)
+    with files_up_to(5000), pytest.raises(data.DataError, match=r"data_batch_1\.bin: can't be written: File too large"):
+        data.cifar10("auto")
+    assert {path.name for path in data.CACHE.iterdir()} == {"cifar-10-binary.tar.gz", ".lock"}
+
+
+def test_file_in_the_cache_s_place_is_named(tmp_path: Path) -> None:
     (tmp_path / "cache").write_text("a file where a folder should be")
     with pytest.raises(data.DataError, match=r"cache.*can't be written"):
         data.cifar10("auto")
+
+
+def test_read_only_cache_is_as_good_as_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*arguments: object) -> int:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    monkeypatch.setattr(os, "open", refuse)  # root, who runs CI, may write anywhere
+    assert data.cifar10("auto").source == "synthetic"
+    with pytest.raises(data.DataError, match="Read-only file system; set ROSETTA_DATA"):
+        data.cifar10("real")
 
 
 def test_synthetic_data_are_announced(capsys: pytest.CaptureFixture[str]) -> None:
@@ -246,6 +388,8 @@ def test_synthetic_data_are_of_the_same_shapes_and_frozen() -> None:
     assert images.train_labels.dtype == np.int64
     assert set(images.train_labels) == set(range(10))
     assert hashlib.sha256(images.train_images.tobytes()).hexdigest()[:16] == "730f416676897097"
+    rest = b"".join(array.tobytes() for array in (images.train_labels, images.test_images, images.test_labels))
+    assert hashlib.sha256(rest).hexdigest()[:16] == "33466e668adbadc5"
 
 
 def test_synthetic_labels_can_be_learnt() -> None:
