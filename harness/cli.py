@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-from collections import Counter
 from pathlib import Path
 from typing import Annotated, NoReturn
 
@@ -15,7 +14,7 @@ from rich.text import Text
 
 from common import identity, machine
 from common.data import DataError
-from harness import environments, frameworks, plan, project, publish, records, reference, report, run
+from harness import devices, environments, frameworks, plan, project, publish, records, reference, report, run
 from harness.environments import Environment
 from harness.project import UserError
 
@@ -54,7 +53,7 @@ def frameworks_command(device: DeviceOption = "auto", python: PythonOption = [])
 
     Example: `rosetta frameworks --device cpu`
     """
-    device = run.usable_device(device)
+    device = devices.usable_device(device)
     known = frameworks.load_all()
     own = plan.interpreters(python, known)
     table = Table()
@@ -75,7 +74,7 @@ def build_command(names: FrameworkArguments = None, device: DeviceOption = "auto
 
     Example: `rosetta environments build torch mxnet --device cpu`
     """
-    device = run.usable_device(device)
+    device = devices.usable_device(device)
     built = _ready(_known(names), device, {}, pip)
     if any(environment.status != "ready" for environment in built.values()):
         raise typer.Exit(1)
@@ -140,11 +139,17 @@ def run_command(
         f"{len(trials)} trials, profile {options.profile}, {options.device}, {options.threads} threads: {folder}"
     )
     try:
-        statuses = run.carry_out(folder, trials, ready, _progress())
+        run.carry_out(folder, trials, ready, _progress())
     except KeyboardInterrupt:
-        console.print(f"\ninterrupted; go on with: rosetta run --resume {folder}")
+        console.print(
+            f"\n{_counts(folder, trials)}; interrupted, go on with: rosetta run --resume {folder}", soft_wrap=True
+        )
         raise
-    _finish(folder, trials, statuses)
+    console.print(report.terminal(records.read_csv(folder / "results.csv")))
+    console.print(f"{folder / 'results.csv'}", soft_wrap=True)
+    console.print(_counts(folder, trials))
+    if run.count(folder, trials)["done"] < len(trials):
+        raise typer.Exit(1)
 
 
 @app.command("collect")
@@ -206,7 +211,7 @@ def _options(
     threads: int, data: str, timeout: float | None, python: Names,
 ) -> plan.Options:  # fmt: skip
     """Check what the command line says and fill in what it leaves open."""
-    device = run.usable_device(device)
+    device = devices.usable_device(device)
     profile = profile or ("full" if device == "cuda" else "quick")
     if profile not in plan.REPEATS:
         raise UserError(f"--profile takes {', '.join(plan.REPEATS)}, not {profile!r}")
@@ -287,12 +292,7 @@ def _progress() -> run.Progress:
     return run.Progress(begin, stage, end, waiting)
 
 
-def _finish(folder: Path, trials: list[plan.Trial], statuses: Counter[str]) -> None:
-    """Show the table and the line that counts; the exit code says whether all is ok."""
-    console.print(report.terminal(records.read_csv(folder / "results.csv")))
-    skipped = sum(statuses[name] for name in ("unsupported", "unavailable"))
-    failed = len(trials) - statuses["ok"] - skipped
-    console.print(f"{folder / 'results.csv'}")
-    console.print(f"{statuses['ok']} done, {failed} failed, {skipped} skipped")
-    if statuses["ok"] < len(trials):
-        raise typer.Exit(1)
+def _counts(folder: Path, trials: list[plan.Trial]) -> str:
+    """Return the line that counts, for example "11 done, 0 failed, 1 skipped"."""
+    counted = run.count(folder, trials)
+    return ", ".join(f"{number} {name}" for name, number in counted.items() if number or name != "not run")

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
-import subprocess
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -16,8 +14,7 @@ from typing import NamedTuple
 from filelock import FileLock, Timeout
 from pydantic import ValidationError
 
-from common import machine
-from harness import project, records, report
+from harness import devices, project, records, report
 from harness.environments import Environment
 from harness.execute import execute
 from harness.plan import Options, Trial
@@ -62,56 +59,56 @@ def options_of(folder: Path) -> Options:
         raise UserError(f"{folder / OPTIONS_FILE}: not valid: {error.errors()[0]['msg']}") from None
 
 
-def carry_out(
-    folder: Path, trials: Sequence[Trial], environments: dict[str, Environment], progress: Progress
-) -> Counter[str]:
-    """Execute the trials of a run that aren't done yet, write its results, and return how many ended in which status.
+def carry_out(folder: Path, trials: Sequence[Trial], environments: dict[str, Environment], progress: Progress) -> None:
+    """Execute the trials of a run that aren't done yet, and write its results.
 
-    Results are written also when the run is interrupted, before `KeyboardInterrupt` goes on. Trials
-    that were done before count as "ok"; those that were never begun are absent. Raises `UserError` where
-    another process works in the same folder.
+    Results are written also when the run is interrupted, before `KeyboardInterrupt` goes on. Raises `UserError`
+    where another process works in the same folder or nothing more can be written there.
     """
     try:
         with FileLock(folder / ".lock", timeout=0):
-            return _carry_out(folder, trials, environments, progress)
+            _carry_out(folder, trials, environments, progress)
     except Timeout:
         raise UserError(f"{folder}: another process runs the trials of this folder; wait for it to end") from None
+    except OSError as error:
+        raise UserError(
+            f"{folder}: {error.strerror}; make room and go on with: rosetta run --resume {folder}"
+        ) from None
 
 
-def _carry_out(
-    folder: Path, trials: Sequence[Trial], environments: dict[str, Environment], progress: Progress
-) -> Counter[str]:
+def count(folder: Path, trials: Sequence[Trial]) -> dict[str, int]:
+    """Return how many trials of a run are done, failed, skipped (not possible on this machine), and not run."""
+    results = folder / "results.csv"
+    statuses = list(records.read_csv(results).status) if results.exists() else []
+    found = Counter(statuses)
+    done, skipped = found["ok"], found["unsupported"] + found["unavailable"]
+    not_run = len(trials) - len(statuses) + found["interrupted"]
+    return {"done": done, "failed": len(trials) - done - skipped - not_run, "skipped": skipped, "not run": not_run}
+
+
+def _carry_out(folder: Path, trials: Sequence[Trial], environments: dict[str, Environment], progress: Progress) -> None:
     facts = {
         "run": folder.name,
-        "machine": machine_name(),
+        "machine": devices.machine_name(),
         "common_hash": project.common_hash(),
         "commit": project.commit(),
-        "driver": nvidia_driver(),
+        **({"driver": driver} if (driver := devices.nvidia_driver()) else {}),
     }
     for leftover in (folder / "trials").glob(".*"):  # a writer that was killed
         leftover.unlink()
-    statuses: Counter[str] = Counter()
     try:
         for position, trial in enumerate(trials, 1):
             environment = environments[trial.framework]
             if is_done(folder, trial, environment, facts["common_hash"]):
-                statuses["ok"] += 1
                 continue
             with _machine_to_itself(progress):
                 progress.begin(position, len(trials), trial)
-                try:
-                    record = execute(trial, environment, folder, facts, progress.stage)
-                except OSError as error:
-                    raise UserError(
-                        f"{folder}: can't be written: {error.strerror}; make room and go on with --resume {folder}"
-                    ) from None
-            statuses[record.status] += 1
+                record = execute(trial, environment, folder, facts, progress.stage)
             progress.end(trial, record)
     finally:
         if any((folder / "trials").glob("*.ipynb")):
             report.write(folder)
             _point_latest_to(folder)
-    return statuses
 
 
 def is_done(folder: Path, trial: Trial, environment: Environment, common_hash: str) -> bool:
@@ -126,32 +123,6 @@ def is_done(folder: Path, trial: Trial, environment: Environment, common_hash: s
         common_hash,
         environment.lock_hash,
     )
-
-
-def machine_name() -> str:
-    """Return a name for this kind of machine: its processor, cores and GPU, for example "amd-epyc-2-cores"."""
-    name = re.sub(r"\(R\)|\(TM\)|CPU|Processor|@.*", " ", machine.processor())
-    words = [*name.split(), str(machine.usable_cores()), "cores", *nvidia_gpu().split()]
-    return "-".join(re.sub(r"[^a-z0-9.]+", "-", word.lower()).strip("-") for word in words)
-
-
-def nvidia_gpu() -> str:
-    """Return the name of the first NVIDIA GPU, or an empty text where there is none that works."""
-    return _nvidia_smi("name")
-
-
-def nvidia_driver() -> str:
-    """Return the version of the NVIDIA driver, or an empty text."""
-    return _nvidia_smi("driver_version")
-
-
-def _nvidia_smi(query: str) -> str:
-    command = ["nvidia-smi", f"--query-gpu={query}", "--format=csv,noheader"]
-    try:
-        shown = subprocess.run(command, capture_output=True, text=True, check=True, timeout=30).stdout
-    except (OSError, subprocess.SubprocessError):
-        return ""
-    return shown.strip().splitlines()[0].strip() if shown.strip() else ""
 
 
 @contextmanager
@@ -176,14 +147,3 @@ def _point_latest_to(folder: Path) -> None:
     temporary.unlink(missing_ok=True)
     temporary.symlink_to(os.path.relpath(folder, project.LATEST.parent))
     temporary.replace(project.LATEST)
-
-
-def usable_device(asked: str) -> str:
-    """Return "cpu" or "cuda" for what was asked: "auto" takes an NVIDIA GPU where one works."""
-    if asked == "auto":
-        return "cuda" if nvidia_gpu() else "cpu"
-    if asked not in ("cpu", "cuda"):
-        raise UserError(f"--device takes auto, cpu or cuda, not {asked!r}")
-    if asked == "cuda" and not nvidia_gpu():
-        raise UserError("--device cuda: nvidia-smi finds no NVIDIA GPU on this machine")
-    return asked

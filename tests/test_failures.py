@@ -173,6 +173,8 @@ def test_interrupted_run_goes_on_where_it_stopped(small: Project, good: str, tmp
     printed = interrupt(process)
     assert process.returncode == 130
     assert f"--resume {tmp_path / 'run'}" in printed
+    assert "0 failed, 0 skipped" in printed
+    assert " not run; interrupted" in printed
     assert "Traceback" not in printed
     first = small.results()
     assert first.loc["two"].status == "interrupted"
