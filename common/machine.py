@@ -7,6 +7,7 @@ import platform
 import re
 import resource
 import sys
+import time
 from pathlib import Path
 from typing import Iterator, Optional
 
@@ -81,3 +82,25 @@ def busy_seconds() -> Optional[float]:
             user, nice, system, _idle, _iowait, irq, softirq, steal = map(int, fields[:8])  # see proc(5)
             ticks += user + nice + system + irq + softirq + steal
     return ticks / os.sysconf("SC_CLK_TCK")
+
+
+def own_seconds() -> float:
+    """Return the processor seconds spent so far by this process, by its children and by theirs (Linux; else its own)."""
+    parents, ticks = {}, {}
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = path.read_text().rpartition(")")[2].split()  # after the name, which may hold anything; see proc(5)
+        except OSError:  # it has ended meanwhile
+            continue
+        process = int(path.parent.name)
+        parents[process] = int(fields[1])
+        ticks[process] = sum(map(int, fields[11:15]))  # user and system time, and that of children that ended
+    family = {os.getpid()}
+    while True:
+        children = {process for process, parent in parents.items() if parent in family} - family
+        if not children:
+            break
+        family |= children
+    if os.getpid() not in ticks:
+        return time.process_time()
+    return sum(ticks.get(process, 0) for process in family) / os.sysconf("SC_CLK_TCK")

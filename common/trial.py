@@ -80,9 +80,13 @@ class Trial:
     @contextmanager
     def timed_run(self) -> Iterator[None]:
         """Enclose the timed run: keeps how many cores it kept busy, and how many others did meanwhile."""
-        started, own_started, all_started = time.perf_counter(), time.process_time(), machine.busy_seconds()
+        started, own_started, all_started = time.perf_counter(), machine.own_seconds(), machine.busy_seconds()
         yield
-        wall, own, everything = time.perf_counter() - started, time.process_time() - own_started, machine.busy_seconds()
+        wall, own, everything = (
+            time.perf_counter() - started,
+            machine.own_seconds() - own_started,
+            machine.busy_seconds(),
+        )
         self.note(cpu_per_wall=own / wall)
         if all_started is not None and everything is not None:
             foreign_load = max(0.0, everything - all_started - own) / wall

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from pathlib import Path
 from typing import Annotated, NoReturn
@@ -37,6 +38,8 @@ PythonOption = Annotated[
 
 def main() -> NoReturn:
     """Run the command line; exit code 0: all ok, 1: a trial isn't, 2: unusable input, 130: interrupted."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # also where a shell's background job ignores it
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         app(standalone_mode=True)
     except (UserError, DataError) as error:

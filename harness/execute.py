@@ -86,6 +86,8 @@ def execute(
 
 def _obstacle(trial: Trial, environment: Environment) -> Ending | None:
     """Return why the trial can't even be tried, if so."""
+    if not trial.notebook.is_file():
+        return Ending("failed", f"{trial.notebook.relative_to(project.ROOT)}: there is no such notebook any more")
     if environment.status == "unsupported":
         return Ending("unsupported", environment.reason)
     if environment.status != "ready":

@@ -36,7 +36,12 @@ def notebook(workload: str, framework: str) -> Path:
 
 
 def notebook_hash(path: Path) -> str:
-    """Return a hash of a notebook's cells, whatever its outputs and metadata; of its bytes where it isn't one."""
+    """Return a hash of a notebook's cells, whatever its outputs and metadata; of its bytes where it isn't one.
+
+    Empty where there is no such file.
+    """
+    if not path.is_file():
+        return ""
     content = path.read_bytes()
     try:
         cells = [(cell["cell_type"], "".join(cell["source"])) for cell in json.loads(content)["cells"]]

@@ -71,9 +71,8 @@ def carry_out(folder: Path, trials: Sequence[Trial], environments: dict[str, Env
     except Timeout:
         raise UserError(f"{folder}: another process runs the trials of this folder; wait for it to end") from None
     except OSError as error:
-        raise UserError(
-            f"{folder}: {error.strerror}; make room and go on with: rosetta run --resume {folder}"
-        ) from None
+        where = error.filename or folder
+        raise UserError(f"{where}: {error.strerror}; mend that and go on with: rosetta run --resume {folder}") from None
 
 
 def count(folder: Path, trials: Sequence[Trial]) -> dict[str, int]:

@@ -226,6 +226,17 @@ def test_two_runs_in_one_folder(small: Project, tmp_path: Path, good: str) -> No
     assert_good(small.results().loc["waits"])
 
 
+def test_notebook_that_vanishes_during_the_run(small: Project, good: str) -> None:
+    small.add("good", good)
+    gone = small.add("gone", good)
+    small.add("remover", f"import pathlib\npathlib.Path({str(gone)!r}).unlink(missing_ok=True)", good)
+    small.run("--repeats", "2")
+    rows = small.results()
+    assert rows.loc["good", "status"].tolist() == ["ok", "ok"]
+    assert rows.loc["gone", "status"].iloc[-1] == "failed"
+    assert "there is no such notebook any more" in rows.loc["gone", "error"].iloc[-1]
+
+
 @pytest.mark.skipif(os.geteuid() != 0 or sys.platform != "linux", reason="only root may mount a tmpfs")
 def test_full_disk(small: Project, good: str, tmp_path: Path) -> None:
     folder = tmp_path / "small-disk"
