@@ -89,7 +89,7 @@ def own_seconds() -> float:
     parents, ticks = {}, {}
     for path in Path("/proc").glob("[0-9]*/stat"):
         try:
-            fields = path.read_text().rpartition(")")[2].split()  # after the name, which may hold anything; see proc(5)
+            fields = path.read_text().rpartition(")")[2].split()  # see proc(5); the name before may hold anything
         except OSError:  # it has ended meanwhile
             continue
         process = int(path.parent.name)
