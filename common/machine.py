@@ -85,11 +85,11 @@ def busy_seconds() -> Optional[float]:
 
 
 def own_seconds() -> float:
-    """Return the processor seconds spent so far by this process, by its children and by theirs (Linux; else its own)."""
+    """Return the processor seconds spent so far by this process, its children and theirs (Linux; else its own)."""
     parents, ticks = {}, {}
     for path in Path("/proc").glob("[0-9]*/stat"):
         try:
-            fields = path.read_text().rpartition(")")[2].split()  # see proc(5); the name before may hold anything
+            fields = path.read_text().rpartition(")")[2].split()  # after the name; see proc(5)
         except OSError:  # it has ended meanwhile
             continue
         process = int(path.parent.name)
