@@ -8,14 +8,19 @@ import signal
 import subprocess
 import sys
 import textwrap
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import nbformat
 import pandas as pd
+import psutil
 import pytest
 
 from harness import project, records
+
+# Where a background job of a shell ignores Ctrl-C, what the tests start would ignore it too.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 TINY_FRAMEWORK = """
 title = "Tiny"
@@ -127,6 +132,18 @@ def interrupt(process: subprocess.Popen[str]) -> str:
     """Send what Ctrl-C sends, wait, and return what was printed."""
     process.send_signal(signal.SIGINT)
     return process.communicate(timeout=60)[0]
+
+
+def has_ended(pid: int) -> bool:
+    """Whether a process has ended, or does within five seconds; one that only waits to be reaped has."""
+    for _ in range(50):
+        try:
+            if psutil.Process(pid).status() == psutil.STATUS_ZOMBIE:
+                return True
+        except psutil.NoSuchProcess:
+            return True
+        time.sleep(0.1)
+    return False
 
 
 @pytest.fixture

@@ -14,12 +14,12 @@ import zipfile
 from collections.abc import Sequence
 from pathlib import Path
 
-import psutil
 import pytest
 from filelock import FileLock
 
 from harness import environments, frameworks, project
 from harness.environments import Environment
+from tests.conftest import has_ended
 
 PYTHON = f"{sys.version_info[0]}.{sys.version_info[1]}"
 
@@ -253,7 +253,7 @@ environments.build([frameworks.load("endless")], "cpu", {shelf.options!r}, print
         time.sleep(0.1)
     process.send_signal(signal.SIGINT)
     assert "KeyboardInterrupt" in process.communicate(timeout=20)[0]
-    assert not psutil.pid_exists(int(pid.read_text()))
+    assert has_ended(int(pid.read_text()))
     assert inspect(frameworks.load("endless")).status == "missing"
 
 
@@ -441,7 +441,7 @@ environments.build([frameworks.load(n) for n in ("busy", "waits")], "cpu", {shel
         process.send_signal(2)
         assert "KeyboardInterrupt" in process.communicate(timeout=20)[0]
         time.sleep(0.5)
-        assert not Path(f"/proc/{pid.read_text()}").exists()
+        assert has_ended(int(pid.read_text()))
     assert inspect(waits).status == "missing"
 
 

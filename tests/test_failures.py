@@ -11,10 +11,9 @@ import sys
 import time
 from pathlib import Path
 
-import psutil
 import pytest
 
-from tests.conftest import Project, interrupt
+from tests.conftest import Project, has_ended, interrupt
 
 FOREVER = "import time\nwhile True:\n    time.sleep(1)"
 
@@ -98,7 +97,7 @@ def test_timeout_ends_the_trial_and_all_that_it_started(small: Project, good: st
     assert_good(rows.loc["good"])
     assert rows.loc["endless"].status == "timeout"
     assert rows.loc["endless"].error == "Timed run: exceeded its limit of 8 s"
-    assert not any(psutil.pid_exists(int(pid)) for pid in pids.read_text().split())
+    assert all(has_ended(int(pid)) for pid in pids.read_text().split())
 
 
 def test_what_a_trial_leaves_running_is_ended(small: Project, good: str, tmp_path: Path) -> None:
@@ -111,7 +110,7 @@ def test_what_a_trial_leaves_running_is_ended(small: Project, good: str, tmp_pat
     small.add("leaves", daemon, good)
     small.run()
     assert_good(small.results().loc["leaves"])
-    assert not psutil.pid_exists(int(pid.read_text()))
+    assert has_ended(int(pid.read_text()))
 
 
 def test_memory_limit_is_named(small: Project, good: str) -> None:
@@ -267,11 +266,7 @@ def test_killed_harness_leaves_no_kernel_behind(small: Project, tmp_path: Path) 
     await_file(pid)
     process.kill()
     process.communicate()
-    for _ in range(100):
-        if not psutil.pid_exists(int(pid.read_text())):
-            return
-        time.sleep(0.1)
-    pytest.fail("the kernel lives on")
+    assert has_ended(int(pid.read_text()))
 
 
 @pytest.mark.parametrize(
