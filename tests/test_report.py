@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 from rich.console import Console
 
-from harness import records, report, statistics
+from harness import project, records, report, statistics
 from harness.project import UserError
 
 
@@ -91,3 +91,15 @@ def test_readme_without_marks_is_refused(tmp_path: Path) -> None:
     (tmp_path / "README.md").write_text("nothing here")
     with pytest.raises(UserError, match="lacks the marks"):
         report.update_readme(tmp_path / "README.md", results())
+
+
+@pytest.mark.filterwarnings("error")
+def test_the_comparison_in_the_readme_works(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code = (project.ROOT / "README.md").read_text().split("```python\n")[1].split("```")[0]
+    for name, factor in (("before", 1.0), ("after", 1.5)):
+        table = results()
+        table["seconds_per_1000"] *= factor
+        records.write_csv(table, tmp_path / f"{name}.csv")
+    code = code.replace("results/published/<machine>/results.csv", str(tmp_path / "before.csv"))
+    exec(code.replace("results/latest/results.csv", str(tmp_path / "after.csv")))
+    assert capsys.readouterr().out.split()[-1] == "1.5"
