@@ -146,7 +146,7 @@ def test_missing_kernel_is_named(small: Project, good: str, tmp_path: Path) -> N
     small.add("good", good)
     small.add("hollow", good)
     python = tmp_path / "python"
-    python.write_text(f'#!/bin/sh\n[ "$1" = -m ] && exit 7\nexec {sys.executable} "$@"\n')
+    python.write_text(f'#!/bin/sh\n[ "$1" = -m ] && exit 7\nexec "{sys.executable}" "$@"\n')
     python.chmod(0o755)
     command = [f"--python=hollow={python}" if "hollow=" in part else part for part in small.command()]
     subprocess.run(command, cwd=small.root, env=small.environment(), capture_output=True, text=True, timeout=180)
