@@ -2,6 +2,7 @@
 #
 #   make benchmark                                  the whole table
 #   make benchmark FRAMEWORKS=torch,mxnet PROFILE=smoke REPEATS=2 DEVICE=cpu
+#   make verify MODES=all                           the proof of identity alone, nothing timed
 #   make test                                       all checks and tests
 #   make lab                                        the notebooks in JupyterLab, each on its own kernel
 
@@ -20,12 +21,16 @@ PYTHON     ?= $(firstword $(foreach python,python3.11 python3.12 python3.13 pyth
 ROSETTA := .venv/bin/rosetta
 READY   := .venv/ready
 
-.PHONY: benchmark test report reference lab clean
+.PHONY: benchmark verify test report reference lab clean
 
 benchmark: $(READY)
 	@$(ROSETTA) run $(if $(WORKLOADS),--workload $(WORKLOADS)) $(if $(FRAMEWORKS),--framework $(FRAMEWORKS)) \
 		$(if $(MODES),--mode $(MODES)) $(if $(PROFILE),--profile $(PROFILE)) $(if $(REPEATS),--repeats $(REPEATS)) \
 		$(if $(DEVICE),--device $(DEVICE)) $(if $(PIP_ARGS),--pip "$(PIP_ARGS)")
+
+verify: $(READY)
+	@$(ROSETTA) verify $(if $(WORKLOADS),--workload $(WORKLOADS)) $(if $(FRAMEWORKS),--framework $(FRAMEWORKS)) \
+		$(if $(MODES),--mode $(MODES)) $(if $(DEVICE),--device $(DEVICE)) $(if $(PIP_ARGS),--pip "$(PIP_ARGS)")
 
 test: $(READY)
 	.venv/bin/ruff check .

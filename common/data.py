@@ -1,31 +1,32 @@
 """The data sets: found, or downloaded and verified, or made up and announced.
 
 A data set is looked for in the folder that `ROSETTA_DATA` names, then in the project's cache
-`data/`, then downloaded there from its official home. Every file is verified before a byte of it
-is used, and nothing is unpickled.
+`data/`, then downloaded there from its official home. Every file is verified before its content
+is used, and what is pickled is read without running it.
 """
 
 from __future__ import annotations
 
-import errno
-import fcntl
-import gzip
 import hashlib
-import http.client
-import os
-import shutil
 import sys
-import tarfile
-import urllib.request
-import zlib
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Dict, Iterator, NamedTuple, Optional, Tuple
+from typing import Callable, Dict, NamedTuple, Optional, Tuple, TypeVar
 
 import numpy as np
 
-CACHE = Path(__file__).resolve().parent.parent / "data"
-TIMEOUT_S = 15.0  # without a byte from the server
+from common import unpickle
+from common.download import DataError, Unavailable, fetch_file, fetch_folder, find
+
+__all__ = [
+    "DataError",
+    "Images",
+    "Reviews",
+    "cifar10",
+    "imdb",
+    "resnet50_weights",
+    "synthetic_images",
+    "synthetic_reviews",
+]
 
 CIFAR10_URL = "https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz"
 CIFAR10_SIZE = 170_052_171
@@ -41,9 +42,19 @@ CIFAR10_FILES: Dict[str, str] = {  # SHA-256
     "test_batch.bin": "8e2eb146ae340b09e24670f29cabc6326dba54da8789dab6768acf480273f65b",
 }
 
+IMDB_URL = "https://storage.googleapis.com/tensorflow/tf-keras-datasets/imdb.npz"
+IMDB_SIZE = 17_464_789
+IMDB_SHA256 = "69664113be75683a8fe16e3ed0ab59fda8886cb3cd7ada244f7d9544e4676b9f"
+IMDB_FILE = "imdb.npz"
+# Of the arrays themselves, as int32: the same ones can be pickled and zipped in many ways.
+IMDB_CONTENT_SHA256 = "2f4a2166fc664c8bae119b65e9dd167872c86e7e759750b2b04d848d18187e37"
 
-class DataError(RuntimeError):
-    """Data that can't be had or can't be trusted; its message names the file and says what to do."""
+RESNET50_URL = "https://download.pytorch.org/models/resnet50-0676ba61.pth"
+RESNET50_SIZE = 102_530_333
+RESNET50_SHA256 = "0676ba61b6795bbe1773cffd859882e5e297624d384b6993f7c9e683e722fb8a"
+RESNET50_FILE = "resnet50-0676ba61.pth"
+
+DataSet = TypeVar("DataSet")
 
 
 class Images(NamedTuple):
@@ -56,6 +67,16 @@ class Images(NamedTuple):
     source: str  # "real" or "synthetic"
 
 
+class Reviews(NamedTuple):
+    """Labelled reviews: int32 tokens (count, length) with int64 labels (count,), 1 for a positive review."""
+
+    train_tokens: np.ndarray
+    train_labels: np.ndarray
+    test_tokens: np.ndarray
+    test_labels: np.ndarray
+    source: str  # "real" or "synthetic"
+
+
 def cifar10(choice: str = "auto") -> Images:
     """Return CIFAR-10: 50,000 training and 10,000 test images of 3×32×32.
 
@@ -63,25 +84,53 @@ def cifar10(choice: str = "auto") -> Images:
     had, else synthetic with an announcement on stderr. Raises `DataError` where real data are asked for and can't
     be had, and wherever a file is there but isn't what it should be.
     """
-    if choice not in ("auto", "real", "synthetic"):
-        raise ValueError("choice must be auto, real or synthetic, not {}".format(choice))
-    if choice != "synthetic":
-        folder = _find(CIFAR10_FOLDER)
+    return _real(choice, "CIFAR-10", CIFAR10_FOLDER, _download_cifar10, _read_cifar10) or synthetic_images(
+        50_000, 10_000
+    )
+
+
+def imdb(choice: str = "auto", vocabulary: int = 30_000, length: int = 150) -> Reviews:
+    """Return IMDB's film reviews, 25,000 for training and 25,000 for testing, each cut or padded to `length` tokens.
+
+    Tokens are numbered as Keras does it: 0 is padding, 1 the start of a review, 2 a word out of the vocabulary; the
+    others, from 4 up, are words, the more frequent the lower, and all below `vocabulary`. Long reviews lose their
+    beginning, short ones are padded in front. `choice` and what is raised are as for `cifar10`.
+    """
+
+    def read(path: Path) -> Reviews:
+        return _read_imdb(path, vocabulary, length)
+
+    return _real(choice, "IMDB", IMDB_FILE, _download_imdb, read) or synthetic_reviews(
+        25_000, 25_000, vocabulary, length
+    )
+
+
+def resnet50_weights(download: bool) -> Optional[Dict[str, np.ndarray]]:
+    """Return ResNet-50's ImageNet weights (torchvision's V1) without the classifier, float32 by PyTorch's names.
+
+    Where they are not at hand they are downloaded if `download` says so; None, announced on stderr, where they can't
+    be had. Raises `DataError` where the file is there but isn't what it should be.
+    """
+    path = find(RESNET50_FILE)
+    if path is None and download:
         try:
-            return _read_cifar10(folder or _download_cifar10())
-        except _Unavailable as reason:
-            if choice == "real":
-                raise DataError(
-                    "CIFAR-10 is not at hand: {}; set ROSETTA_DATA to a folder that holds {}".format(
-                        reason, CIFAR10_FOLDER
-                    )
-                ) from None
+            path = fetch_file(RESNET50_URL, RESNET50_SIZE, RESNET50_SHA256)
+        except Unavailable as reason:
             print(
-                "SYNTHETIC DATA: CIFAR-10 could not be had ({}). The shapes are the same; the accuracy means nothing. "
-                "Set ROSETTA_DATA to a folder that holds {}.".format(reason, CIFAR10_FOLDER),
+                "SEEDED WEIGHTS: ResNet-50's could not be had ({}). The speed is the same; the features mean nothing. "
+                "Set ROSETTA_DATA to a folder that holds {}.".format(reason, RESNET50_FILE),
                 file=sys.stderr,
             )
-    return synthetic_images(50_000, 10_000)
+    if path is None:
+        return None
+    content = _read_verified(path, "delete it", RESNET50_SIZE, RESNET50_SHA256)
+    try:
+        found = unpickle.state_dict(content)
+    except unpickle.UnpickleError as error:
+        raise _wrong(path, str(error), "delete it") from None
+    return {
+        name: found[name] for name in found if not name.startswith("fc.") and not name.endswith(".num_batches_tracked")
+    }
 
 
 def synthetic_images(train: int, test: int) -> Images:
@@ -95,7 +144,7 @@ def synthetic_images(train: int, test: int) -> Images:
     # One long strip of noise, entered at a random place for each image, costs a tenth of fresh noise.
     noise = random.randint(0, 160, 1_000_000 + 3072).astype(np.uint8)
 
-    def draw(count: int) -> "tuple[np.ndarray, np.ndarray]":
+    def draw(count: int) -> Tuple[np.ndarray, np.ndarray]:
         labels = random.randint(0, 10, count)
         images = (shifted * 95).astype(np.uint8)[labels, random.randint(0, shifted.shape[1], count)]
         for image, start in zip(images, random.randint(0, 1_000_000, count)):
@@ -105,32 +154,75 @@ def synthetic_images(train: int, test: int) -> Images:
     return Images(*draw(train), *draw(test), "synthetic")
 
 
-class _Unavailable(Exception):
-    """A data set can't be had here: its home can't be reached, or the cache is read-only."""
+def synthetic_reviews(train: int, test: int, vocabulary: int, length: int) -> Reviews:
+    """Return made-up reviews, numbered as `imdb` does it, the same on every machine, whose labels can be learnt.
+
+    Word n is drawn in proportion to 1 / n, as in real text. Frequent words come in pairs, of which
+    positive reviews prefer one and negative reviews the other.
+    """
+    random = np.random.RandomState(0)
+    words = np.arange(1, 40_001, dtype=np.int32)
+    lottery = np.repeat(words, len(words) // words)  # whole numbers, since logarithms differ between machines
+    by_class = np.stack([lottery, lottery])
+    partisan = np.flatnonzero((lottery >= 50) & (lottery < 1000))[::2]
+    by_class[:, partisan] = lottery[partisan] & ~1 | np.array([[0], [1]])
+
+    def draw(count: int) -> Tuple[np.ndarray, np.ndarray]:
+        labels = np.arange(count) % 2
+        lengths = random.randint(20, 280, count)
+        drawn = random.randint(0, len(lottery), lengths.sum())
+        return _indexed(by_class[labels.repeat(lengths), drawn], lengths, vocabulary, length), labels.astype(np.int64)
+
+    return Reviews(*draw(train), *draw(test), "synthetic")
 
 
-def _find(name: str) -> Optional[Path]:
-    """Return where a data set lies already: in the folder of `ROSETTA_DATA` or in the cache."""
-    given = os.environ.get("ROSETTA_DATA")
-    if given:
-        folder = Path(os.path.abspath(os.path.expanduser(given)))
-        if not os.path.isdir(str(folder)):
-            raise DataError("ROSETTA_DATA names {}, which is not a folder; correct it or unset it".format(folder))
-        for candidate in (folder / name, folder):
-            if candidate.name == name and _is_there(candidate):
-                return candidate
-    return CACHE / name if _is_there(CACHE / name) else None
-
-
-def _is_there(path: Path) -> bool:
-    """Return whether anything is there; a broken link is, so that it is reported instead of passed over."""
+def _real(
+    choice: str, title: str, name: str, download: Callable[[], Path], read: Callable[[Path], DataSet]
+) -> Optional[DataSet]:
+    """Return a data set found or downloaded, or None, announced, where a synthetic one has to do."""
+    if choice not in ("auto", "real", "synthetic"):
+        raise ValueError("choice must be auto, real or synthetic, not {}".format(choice))
+    if choice == "synthetic":
+        return None
     try:
-        path.lstat()
-    except (FileNotFoundError, NotADirectoryError):
-        return False
+        return read(find(name) or download())
+    except Unavailable as reason:
+        if choice == "real":
+            problem = "{} is not at hand: {}; set ROSETTA_DATA to a folder that holds {}".format(title, reason, name)
+            raise DataError(problem) from None
+        print(
+            "SYNTHETIC DATA: {} could not be had ({}). The shapes are the same; the accuracy means nothing. "
+            "Set ROSETTA_DATA to a folder that holds {}.".format(title, reason, name),
+            file=sys.stderr,
+        )
+    return None
+
+
+def _read(path: Path, remedy: str) -> bytes:
+    try:
+        return path.read_bytes()
     except OSError as error:
-        raise DataError("{}: {}; set ROSETTA_DATA to a folder that can be read".format(path, error.strerror)) from None
-    return True
+        raise _wrong(path, str(error.strerror), remedy) from None
+
+
+def _read_verified(path: Path, remedy: str, size: int, sha256: str) -> bytes:
+    content = _read(path, remedy)
+    if len(content) != size:
+        raise _wrong(path, "has {:,} bytes instead of {:,}".format(len(content), size), remedy)
+    if hashlib.sha256(content).hexdigest() != sha256:
+        raise _wrong(path, "its content is not the official one (SHA-256 differs)", remedy)
+    return content
+
+
+def _wrong(path: Path, problem: str, remedy: str) -> DataError:
+    advice = "{} to have it downloaded again, or set ROSETTA_DATA to a good copy".format(remedy)
+    return DataError("{}: {}; {}".format(path, problem, advice))
+
+
+def _download_cifar10() -> Path:
+    return fetch_folder(
+        CIFAR10_URL, CIFAR10_SIZE, CIFAR10_SHA256, CIFAR10_FOLDER, set(CIFAR10_FILES), CIFAR10_FILE_SIZE
+    )
 
 
 def _read_cifar10(folder: Path) -> Images:
@@ -141,155 +233,43 @@ def _read_cifar10(folder: Path) -> Images:
     return Images(np.concatenate(images[:-1]), np.concatenate(labels[:-1]), images[-1], labels[-1], "real")
 
 
-def _read_cifar10_file(path: Path, sha256: str) -> "tuple[np.ndarray, np.ndarray]":
+def _read_cifar10_file(path: Path, sha256: str) -> Tuple[np.ndarray, np.ndarray]:
     """Return images and labels of one binary file: records of a label byte and 3,072 pixel bytes."""
-    remedy = "delete the folder to have it downloaded again, or set ROSETTA_DATA to a good copy"
-    try:
-        content = path.read_bytes()
-    except OSError as error:
-        raise DataError("{}: {}; {}".format(path, error.strerror, remedy)) from None
-    if len(content) != CIFAR10_FILE_SIZE:
-        problem = "has {:,} bytes instead of {:,}".format(len(content), CIFAR10_FILE_SIZE)
-        raise DataError("{}: {}; {}".format(path, problem, remedy))
-    if hashlib.sha256(content).hexdigest() != sha256:
-        raise DataError("{}: its content is not the official one (SHA-256 differs); {}".format(path, remedy))
+    content = _read_verified(path, "delete the folder", CIFAR10_FILE_SIZE, sha256)
     records = np.frombuffer(content, np.uint8).reshape(-1, 1 + 3072)
     return np.ascontiguousarray(records[:, 1:]).reshape(-1, 3, 32, 32), records[:, 0].astype(np.int64)
 
 
-def _download_cifar10() -> Path:
-    """Download and extract CIFAR-10 into the cache and return its folder."""
-    folder = CACHE / CIFAR10_FOLDER
-    with _cache_to_ourselves():
-        if not _is_there(folder):  # another process may have been faster
-            archive = _download(CIFAR10_URL, CACHE / "cifar-10-binary.tar.gz", CIFAR10_SIZE, CIFAR10_SHA256)
-            _extract(archive, folder, set(CIFAR10_FILES), CIFAR10_FILE_SIZE)
-    return folder
+def _download_imdb() -> Path:
+    return fetch_file(IMDB_URL, IMDB_SIZE, IMDB_SHA256)
 
 
-@contextmanager
-def _cache_to_ourselves() -> Iterator[None]:
-    """Let one process at a time write to the cache; the lock ends with its process, so none is left behind."""
-    path = CACHE / ".lock"
+def _read_imdb(path: Path, vocabulary: int, length: int) -> Reviews:
+    """Return the reviews in `path`, verified."""
+    content = _read(path, "delete it")
     try:
-        CACHE.mkdir(parents=True, exist_ok=True)
-        lock = os.open(str(path), os.O_CREAT | os.O_RDWR, 0o666)
-    except OSError as error:
-        if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
-            raise _Unavailable("{}: {}".format(path, error.strerror)) from None
-        raise _not_written(path, error) from None
-    try:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            print("Waiting for another process that downloads to {}".format(CACHE), file=sys.stderr)
-            fcntl.flock(lock, fcntl.LOCK_EX)
-        except OSError as error:
-            raise _not_written(path, error) from None
-        yield
-    finally:
-        os.close(lock)
+        parts = [
+            (*unpickle.integer_lists(content, "x_" + part), unpickle.integers(content, "y_" + part))
+            for part in ("train", "test")
+        ]
+    except unpickle.UnpickleError as error:
+        raise _wrong(path, str(error), "delete it") from None
+    digest = hashlib.sha256(b"".join(array.astype("<i4").tobytes() for part in parts for array in part))
+    if digest.hexdigest() != IMDB_CONTENT_SHA256 and hashlib.sha256(content).hexdigest() != IMDB_SHA256:
+        raise _wrong(path, "its content is not the official one (SHA-256 differs)", "delete it")
+    (train_tokens, train_labels), (test_tokens, test_labels) = (
+        (_indexed(words, lengths, vocabulary, length), labels.astype(np.int64)) for words, lengths, labels in parts
+    )
+    return Reviews(train_tokens, train_labels, test_tokens, test_labels, "real")
 
 
-def _not_written(path: Path, error: OSError) -> DataError:
-    remedy = "make room there, or set ROSETTA_DATA to a folder that holds the data"
-    return DataError("{}: can't be written: {}; {}".format(path, error.strerror or error, remedy))
-
-
-def _download(url: str, target: Path, size: int, sha256: str) -> Path:
-    """Return `target`, downloaded from `url` unless it is there already, and verified.
-
-    What was downloaded before a break is kept beside it and resumed from. Raises `_Unavailable` where the server
-    doesn't answer or has no such file, `DataError` where the content is wrong or can't be written.
-    """
-    part = target.with_name(target.name + ".part")
-    digest = hashlib.sha256()
-    try:
-        if not target.exists():
-            _fetch(url, part, size)
-            os.replace(str(part), str(target))
-        with open(str(target), "rb") as file:
-            for block in iter(lambda: file.read(1 << 20), b""):
-                digest.update(block)
-        if digest.hexdigest() != sha256:
-            target.unlink()
-            remedy = "try again, or set ROSETTA_DATA to a folder that holds the data"
-            raise DataError("{}: is not the official file (SHA-256 differs), so deleted; {}".format(target, remedy))
-    except OSError as error:
-        raise _not_written(part, error) from None
-    return target
-
-
-def _fetch(url: str, part: Path, size: int) -> None:
-    """Complete `part` from `url`, with a progress bar."""
-    start = part.stat().st_size if part.exists() else 0
-    if start == size:
-        return
-    with open(str(part), "ab") as file:
-        for offset, block in _receive(url, start if start < size else 0, size):
-            file.truncate(offset)  # a server that can't resume sends all of it again
-            file.write(block)
-            _show_progress(url, offset + len(block), size)
-
-
-def _receive(url: str, start: int, size: int) -> Iterator[Tuple[int, bytes]]:
-    """Yield what `url` sends as (offset, block), from `start` or, where the server can't resume, from 0.
-
-    Whatever goes wrong on the network raises `_Unavailable`; faults of the disk are the caller's and stay apart.
-    """
-    request = urllib.request.Request(url, headers={"Range": "bytes={}-".format(start)} if start else {})
-    try:
-        with urllib.request.urlopen(request, timeout=TIMEOUT_S) as response:
-            done = start if response.status == 206 else 0
-            if response.length is not None and done + response.length != size:
-                # a login page, say: not a byte of it may get into the file
-                problem = "would send {:,} bytes instead of {:,}".format(done + response.length, size)
-                raise _Unavailable("{}: {}".format(url, problem))
-            while done < size:
-                block = response.read(min(1 << 18, size - done))
-                if not block:
-                    problem = "broke off after {:,} of {:,} bytes; the next try resumes".format(done, size)
-                    raise _Unavailable("{}: {}".format(url, problem))
-                yield done, block
-                done += len(block)
-    except (OSError, http.client.HTTPException) as error:
-        reason = str(getattr(error, "reason", error)) or type(error).__name__
-        raise _Unavailable("{}: {}".format(url, " ".join(reason.split()))) from None
-
-
-def _show_progress(url: str, done: int, size: int) -> None:
-    if sys.stderr.isatty():
-        bar = "#" * (30 * done // size)
-        end = "\n" if done == size else "\r"  # the next bar, or a message, takes this one's place
-        print("{} [{:<30}] {:3d} %".format(url, bar, 100 * done // size), file=sys.stderr, end=end, flush=True)
-
-
-def _extract(archive: Path, target: Path, names: "set[str]", largest: int) -> None:
-    """Write the named files of a tar archive to the folder `target`, whole or not at all, and nothing else anywhere.
-
-    Members count by their last name alone, so no path in the archive can lead out of the folder. Raises `DataError`.
-    """
-    temporary = target.with_name(target.name + ".new")
-    writing = target
-    try:
-        shutil.rmtree(str(temporary), ignore_errors=True)  # left by a process that was killed
-        temporary.mkdir()
-        with tarfile.open(str(archive)) as tar:
-            for member in tar:
-                name = member.name.rsplit("/", 1)[-1]
-                content = tar.extractfile(member) if member.isreg() and member.size <= largest else None
-                if name in names and content is not None:
-                    writing = target / name
-                    with open(str(temporary / name), "wb") as file:
-                        shutil.copyfileobj(content, file)
-        missing = names - {path.name for path in temporary.iterdir()}
-        if missing:
-            raise DataError("{}: lacks {}; delete it to have it downloaded again".format(archive, sorted(missing)[0]))
-        os.replace(str(temporary), str(target))
-    except (tarfile.TarError, EOFError, zlib.error, gzip.BadGzipFile) as error:
-        problem = "not a whole archive ({}); delete it to have it downloaded again".format(error)
-        raise DataError("{}: {}".format(archive, problem)) from None
-    except OSError as error:
-        raise _not_written(writing, error) from None
-    finally:
-        shutil.rmtree(str(temporary), ignore_errors=True)
+def _indexed(words: np.ndarray, lengths: np.ndarray, vocabulary: int, length: int) -> np.ndarray:
+    """Return the last `length` tokens of each review, int32 (count, length), given its words end to end, int32."""
+    ends = lengths.cumsum()[:, np.newaxis]
+    starts = ends - lengths[:, np.newaxis]
+    chosen = ends + np.arange(-length, 0)
+    tokens = words[np.maximum(chosen, 0)] + np.int32(3)
+    tokens[tokens >= vocabulary] = 2
+    tokens[chosen == starts - 1] = 1
+    tokens[chosen < starts - 1] = 0
+    return tokens

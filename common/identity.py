@@ -2,9 +2,11 @@
 
 `check` runs the very model and step function that a notebook goes on to time, dropout off, and
 compares forward pass, loss, gradients and ten optimizer steps with golden values in
-`common/reference/<workload>.npz`. Golden tensors of more than 4,096 elements are kept as their
-norm and a count sketch (Charikar, Chen and Farach-Colton, 2002), which estimates the norm of a
-difference without the tensor: the files stay small, and a wrong element anywhere still shows.
+`common/reference/<workload>.npz`. Dropout is then measured, with weights that lay its masks open.
+
+Golden tensors of more than 4,096 elements are kept as their norm and a count sketch (Charikar, Chen and
+Farach-Colton, 2002), which estimates the norm of a difference without the tensor: the files stay small, and a
+wrong element anywhere still shows.
 """
 
 from __future__ import annotations
@@ -21,6 +23,16 @@ from common.trial import RECORD_TYPE, plain
 REFERENCE = Path(__file__).parent / "reference"
 LARGEST_WHOLE = 4096
 BUCKETS = 1024
+
+#: The largest error of any quantity where the arithmetic is float64: nothing but rounding fits below it.
+FLOAT64_GATE = 1e-8
+
+#: Dropout is measured in this many steps. 4 × 512 units show a rate of .5 with a standard deviation of .011.
+DROPOUT_STEPS = 4
+DROPOUT_GATES = {"dropout rate": 0.05, "dropout scale": 0.01, "dropout mask": 0.0}
+
+#: Quantities whose errors are columns of the record, in the order in which they are checked.
+MEASURED = ("forward", "loss", "gradient", "steps", "update")
 
 Arrays = Dict[str, np.ndarray]
 
@@ -47,6 +59,7 @@ class Report(NamedTuple):
 
     parameters: int
     rows: List[Row]
+    optimizer: Optional[str] = None  # the variant that was held to its own reference, where there are several
 
     @property
     def failures(self) -> List[str]:
@@ -64,13 +77,13 @@ class Report(NamedTuple):
 
     def columns(self) -> Dict[str, Any]:
         """Return the measured errors as columns of the record."""
-        gated = {row.quantity + "_error": row.error for row in self.rows if row.gate > 0}
-        return {"parameters": self.parameters, **gated}
+        measured = {row.quantity + "_error": row.error for row in self.rows if row.quantity in MEASURED}
+        return {"parameters": self.parameters, "optimizer": self.optimizer, **measured}
 
     def __repr__(self) -> str:
-        lines = ["{:<14} {:>8} {:>8}".format("quantity", "error", "gate")]
+        lines = ["{:<15} {:>8} {:>8}".format("quantity", "error", "gate")]
         lines += [
-            "{:<14} {:>8.1e} {:>8.0e} {} {}".format(
+            "{:<15} {:>8.1e} {:>8.0e} {} {}".format(
                 r.quantity, r.error, r.gate, "ok" if r.passed else "FAILED", r.where
             )
             for r in self.rows
@@ -88,74 +101,112 @@ class Report(NamedTuple):
         return {
             "text/plain": repr(self),
             "text/html": "<table><thead>{}</thead><tbody>{}</tbody></table>".format(head, cells),
-            RECORD_TYPE: plain(self.columns()),
+            RECORD_TYPE: {**plain(self.columns()), "identity": [plain(row._asdict()) for row in self.rows]},
         }
 
 
 def check(
     workload: ModuleType,
     *,
-    layout: str,
+    precision: str,
     load_weights: Callable[[Arrays], None],
     read_weights: Callable[[], Arrays],
     forward: Callable[[np.ndarray], np.ndarray],
-    gradients: Callable[[np.ndarray, np.ndarray], "tuple[float, Arrays]"],
-    step: Callable[[np.ndarray, np.ndarray], float],
+    gradients: Optional[Callable[[np.ndarray, np.ndarray], "tuple[float, Arrays]"]] = None,
+    step: Optional[Callable[[np.ndarray, np.ndarray], float]] = None,
+    optimizer: Optional[str] = None,
     dropout_step: Optional[Callable[[np.ndarray, np.ndarray], float]] = None,
+    layout: Optional[str] = None,
+    float64_gates: Optional[Dict[str, float]] = None,
 ) -> Report:
     """Hold a model against the float64 reference of its workload and return the errors.
 
-    All callables take and return NumPy arrays; parameters and gradients are dictionaries by
-    canonical name, in canonical layout; inputs are float32 in `layout`, labels int64.
+    All callables take and return NumPy arrays; parameters and gradients are dictionaries by canonical name, in
+    canonical layout, BN statistics among the parameters; inputs are of dtype `precision`, or int32 tokens; labels
+    int64; images in `layout`.
 
-    `load_weights` loads parameters and forgets the optimizer's state. `forward` returns logits in
+    `load_weights` loads parameters and forgets the optimizer's state. `forward` returns logits or features in
     evaluation mode. `gradients` returns the loss and its gradients, `step` does one optimizer step and returns the
-    loss before it: both with dropout off. `dropout_step` is the step with dropout on, where the model has any.
+    loss before it: both with dropout off, both left out where the workload is inference. `optimizer` names the
+    variant that `step` uses, where the workload has a reference for each. `dropout_step` is the step with dropout on,
+    where the model has any. `float64_gates` are those that hold for single quantities in float64 instead of
+    `FLOAT64_GATE`, where a framework computes part of them in float32; the notebook says which.
 
     An error is ‖a − reference‖ / ‖reference‖, the largest over inputs and parameters.
     """
     golden = _read(workload)
+    batches = _Batches(workload, layout, precision)
     load_weights(workload.weights())
     start = read_weights()
-    wrong = [name for name, shape in workload.PARAMETERS.items() if name not in start or start[name].shape != shape]
-    wrong += [name for name in start if name not in workload.PARAMETERS]
-    parameters = sum(array.size for array in start.values())
+    expected = {**workload.PARAMETERS, **getattr(workload, "STATISTICS", {})}
+    wrong = [name for name, shape in expected.items() if name not in start or start[name].shape != shape]
+    wrong += [name for name in start if name not in expected]
+    parameters = sum(array.size for name, array in start.items() if name in workload.PARAMETERS)
     rows = [Row("parameters", float(len(wrong)), 0.0, ", ".join(wrong))]
     if wrong:
-        return Report(parameters, rows)
+        return Report(parameters, rows, optimizer)
 
-    errors: Dict[str, List["tuple[float, str]"]] = {name: [] for name in ("forward", "loss", "gradient", "evaluation")}
-    for index, (x, y) in enumerate(workload.check_inputs(layout)):
+    errors: Dict[str, List["tuple[float, str]"]] = {}
+
+    def found(quantity: str, error: float, where: str) -> None:
+        errors.setdefault(quantity, []).append((error, where))
+
+    for index, (x, *y) in enumerate(batches.check_inputs()):
         case = "input {}".format(index + 1)
-        logits = forward(x)
-        errors["forward"].append((_error(logits, golden, "{}/forward".format(index)), case))
-        errors["evaluation"].append((float(np.max(np.abs(forward(x) - logits))), case))
-        loss, gradient = gradients(x, y)
-        errors["loss"].append((_error(np.asarray(loss), golden, "{}/loss".format(index)), case))
-        for name in workload.PARAMETERS:
-            key = "{}/gradient/{}".format(index, name)
-            errors["gradient"].append((_error(gradient[name], golden, key), "{}, {}".format(name, case)))
+        output = forward(x)
+        found("forward", _error(output, golden, "{}/forward".format(index)), case)
+        found("evaluation", float(np.max(np.abs(forward(x) - output))), case)
+        if gradients:
+            loss, gradient = gradients(x, *y)
+            found("loss", _error(np.asarray(loss), golden, "{}/loss".format(index)), case)
+            for name in workload.PARAMETERS:
+                key = "{}/gradient/{}".format(index, name)
+                found("gradient", _error(gradient[name], golden, key), "{}, {}".format(name, case))
 
-    load_weights(workload.weights())
-    losses = [float(step(x, y)) for x, y in workload.check_batches(layout)]
-    errors["steps"] = [(_error(np.asarray(losses), golden, "steps/losses"), "")]
-    end = read_weights()
-    errors["update"] = [
-        (_error(end[name].astype(np.float64) - start[name], golden, "steps/update/" + name), name)
-        for name in workload.PARAMETERS
-    ]
+    if step:
+        steps = "steps/" + optimizer if optimizer else "steps"
+        load_weights(workload.weights())
+        losses = [float(step(x, y)) for x, y in batches.check_batches()]
+        found("steps", _error(np.asarray(losses), golden, steps + "/losses"), "")
+        for name, array in read_weights().items():
+            change = array.astype(np.float64) - start[name]
+            found("update", _error(change, golden, "{}/update/{}".format(steps, name)), name)
+
     gates = {**workload.GATES, "evaluation": 0.0}
+    if precision == "float64":
+        gates.update(dict.fromkeys(workload.GATES, FLOAT64_GATE), **(float64_gates or {}))
     rows += [Row(name, error, gates[name], where) for name, (error, where) in _largest(errors).items()]
     if dropout_step:
-        rows.append(_dropout_row(workload, layout, load_weights, dropout_step))
-    return Report(parameters, rows)
+        rows += _dropout_rows(workload, batches.dropout_batch(), load_weights, read_weights, dropout_step)
+    return Report(parameters, rows, optimizer)
+
+
+class _Batches:
+    """The inputs of the check in the layout and precision of one implementation."""
+
+    def __init__(self, workload: ModuleType, layout: Optional[str], precision: str) -> None:
+        self.workload, self.precision = workload, precision
+        self.arguments = [layout] if layout else []
+
+    def check_inputs(self) -> List[Any]:
+        return [self._cast(batch) for batch in self.workload.check_inputs(*self.arguments)]
+
+    def check_batches(self) -> List[Any]:
+        return [self._cast(batch) for batch in self.workload.check_batches(*self.arguments)]
+
+    def dropout_batch(self) -> Any:
+        return self._cast(self.workload.dropout_batch(*self.arguments))
+
+    def _cast(self, batch: "tuple[np.ndarray, ...]") -> "tuple[np.ndarray, ...]":
+        x, *y = batch
+        return (x.astype(self.precision) if x.dtype.kind == "f" else x, *y)
 
 
 def write(workload: ModuleType, values: Arrays, folder: Union[Path, str] = REFERENCE) -> None:
     """Write golden values, float64 and keyed as `check` reads them, to `folder`/<workload>.npz.
 
     Keys: `<input>/forward`, `<input>/loss`, `<input>/gradient/<parameter>`, `steps/losses`,
-    `steps/update/<parameter>`.
+    `steps/update/<parameter>`; with several variants of the optimizer `steps/<optimizer>/losses` and so on.
     """
     target = path(_name(workload), folder)
     compacted: Dict[str, Any] = {key: compact(np.asarray(value, np.float64)) for key, value in values.items()}
@@ -193,20 +244,35 @@ def _largest(errors: Dict[str, List["tuple[float, str]"]]) -> Dict[str, "tuple[f
     }
 
 
-def _dropout_row(
+def _dropout_rows(
     workload: ModuleType,
-    layout: str,
+    batch: "tuple[np.ndarray, np.ndarray]",
     load_weights: Callable[[Arrays], None],
+    read_weights: Callable[[], Arrays],
     dropout_step: Callable[[np.ndarray, np.ndarray], float],
-) -> Row:
-    """Two steps from the same weights on the same batch must draw different masks, and so differ in loss."""
-    x, y = workload.check_batches(layout)[0]
-    losses = []
-    for _ in range(2):
-        load_weights(workload.weights())
-        losses.append(float(dropout_step(x, y)))
-    frozen = losses[0] == losses[1]
-    return Row("dropout", float(frozen), 0.0, "two steps, one mask" if frozen else "")
+) -> List[Row]:
+    """Measure each dropout layer: the share of its inputs that it drops, what it makes of the others, new masks."""
+    steps = []
+    for _ in range(DROPOUT_STEPS):
+        load_weights(workload.dropout_weights())
+        start = read_weights()
+        dropout_step(*batch)
+        end = read_weights()
+        steps.append(workload.dropout_outputs({name: end[name] - start[name] for name in end}))
+    errors: Dict[str, List["tuple[float, str]"]] = {name: [] for name in DROPOUT_GATES}
+    for index, rate in enumerate(workload.DROPOUT):
+        masks = [step[index] for step in steps]
+        outputs = np.concatenate(masks)
+        kept = outputs[abs(outputs) > 0.1]
+        dropped = 1 - len(kept) / len(outputs)
+        scale = float(np.mean(kept)) if len(kept) else float("nan")
+        layer = "layer {}".format(index + 1)
+        errors["dropout rate"].append((abs(dropped - rate), "{} drops {:.3f}, not {}".format(layer, dropped, rate)))
+        spread = float(np.max(abs(kept * (1 - rate) - 1))) if len(kept) else float("nan")
+        errors["dropout scale"].append((spread, "{} multiplies by {:.3f}".format(layer, scale)))
+        frozen = len(masks[0]) == len(masks[1]) and np.array_equal(abs(masks[0]) > 0.1, abs(masks[1]) > 0.1)
+        errors["dropout mask"].append((float(frozen), "{} drops the same twice".format(layer) if frozen else ""))
+    return [Row(name, error, DROPOUT_GATES[name], where) for name, (error, where) in _largest(errors).items()]
 
 
 def path(workload: str, folder: Union[Path, str] = REFERENCE) -> Path:

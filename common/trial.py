@@ -12,7 +12,7 @@ import platform
 import time
 from contextlib import contextmanager
 from types import ModuleType
-from typing import Any, Dict, Iterator, List
+from typing import Any, Dict, Iterator, List, Sequence
 
 import numpy as np
 
@@ -96,8 +96,8 @@ class Trial:
         """Note facts of this trial by column name; None is no fact."""
         self._columns.update({name: value for name, value in columns.items() if value is not None})
 
-    def steps(self, seconds: List[float], losses: List[float]) -> None:
-        """Note the timed run: each step's seconds and loss, in order, warm-up included."""
+    def steps(self, seconds: List[float], losses: Sequence[float] = ()) -> None:
+        """Note the timed run: each step's seconds and, in training, loss, in order, warm-up included."""
         warm = np.asarray(seconds[self.profile.warmup_steps :])
         batch_size = self._columns["batch_size"]
         rate = len(warm) * batch_size / float(warm.sum())
@@ -112,11 +112,14 @@ class Trial:
             examples_per_s=rate,
             seconds_per_1000=1000 / rate,
             achieved_gflops=rate * self._columns["flops_per_example"] / 1e9,
-            loss_first=float(losses[0]),
-            loss_last=float(losses[-1]),
             step_seconds=[float(value) for value in seconds],
-            step_losses=[float(value) if np.isfinite(value) else None for value in losses],
         )
+        if len(losses):
+            self.note(
+                loss_first=float(losses[0]),
+                loss_last=float(losses[-1]),
+                step_losses=[float(value) if np.isfinite(value) else None for value in losses],
+            )
 
     def record(self) -> Record:
         """Return the record, to be shown in the notebook's last cell."""

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import Annotated, NoReturn
 
+import pandas as pd
 import typer
 from rich.console import Console
 from rich.table import Table
@@ -15,7 +16,7 @@ from rich.text import Text
 
 from common import identity, machine
 from common.data import DataError
-from harness import devices, environments, frameworks, plan, project, publish, records, reference, report, run
+from harness import devices, environments, frameworks, plan, project, publish, records, reference, report, run, verify
 from harness.environments import Environment
 from harness.project import UserError
 
@@ -30,6 +31,13 @@ Names = list[str]
 FrameworkArguments = Annotated[Names | None, typer.Argument(help="Frameworks; all where none is named.")]
 DeviceOption = Annotated[str, typer.Option(help="auto, cpu or cuda; auto takes an NVIDIA GPU where one works.")]
 PipOption = Annotated[str, typer.Option("--pip", help='Options handed to pip, for example "--index-url URL".')]
+ThreadsOption = Annotated[int, typer.Option(min=0, help="Threads for each trial; 0: every usable core.")]
+TimeoutOption = Annotated[
+    float | None, typer.Option(min=1, help="Seconds for one trial; the profile's own where not given.")
+]
+WorkloadOption = Annotated[Names, typer.Option(help="Workloads; all where none is named.")]
+FrameworkOption = Annotated[Names, typer.Option(help="Frameworks; all where none is named.")]
+ModeOption = Annotated[Names, typer.Option(help="Modes: names, or default, or all.")]
 PythonOption = Annotated[
     Names,
     typer.Option("--python", help="FRAMEWORK=INTERPRETER: use this Python as it is; it is checked, never changed."),
@@ -95,17 +103,16 @@ def lock_command(names: FrameworkArguments = None, device: DeviceOption = "cpu",
 
 @app.command("run")
 def run_command(
-    workload: Annotated[Names, typer.Option(help="Workloads; all where none is named.")] = [],  # noqa: B006
-    framework: Annotated[Names, typer.Option(help="Frameworks; all where none is named.")] = [],  # noqa: B006
-    mode: Annotated[Names, typer.Option(help="Modes: names, or default, or all.")] = ["default"],  # noqa: B006
+    workload: WorkloadOption = [],  # noqa: B006
+    framework: FrameworkOption = [],  # noqa: B006
+    mode: ModeOption = ["default"],  # noqa: B006
     profile: Annotated[str | None, typer.Option(help="smoke, quick or full; quick on a CPU, full on a GPU.")] = None,
     repeats: Annotated[int | None, typer.Option(min=1, help="Processes for each row of the table.")] = None,
     device: DeviceOption = "auto",
-    threads: Annotated[int, typer.Option(min=0, help="Threads for each trial; 0: every usable core.")] = 0,
+    precision: Annotated[str, typer.Option(help="float32 or float64.")] = "float32",
+    threads: ThreadsOption = 0,
     data: Annotated[str, typer.Option(help="real, synthetic, or auto: real where they can be had.")] = "auto",
-    timeout: Annotated[
-        float | None, typer.Option(min=1, help="Seconds for one trial; the profile's own where not given.")
-    ] = None,
+    timeout: TimeoutOption = None,
     python: PythonOption = [],  # noqa: B006
     pip: PipOption = "",
     output: Annotated[
@@ -124,7 +131,9 @@ def run_command(
     if resume:
         folder, options = resume.absolute(), run.options_of(resume)
     else:
-        options = _options(workload, framework, mode, profile, repeats, device, threads, data, timeout, python)
+        options = _options(
+            workload, framework, mode, profile, repeats, device, precision, threads, data, timeout, python
+        )
         folder = None
     trials = plan.plan(options)
     sources = {name: project.specification(name).prepare(options.profile, options.data) for name in options.workloads}
@@ -152,6 +161,48 @@ def run_command(
     console.print(f"{folder / 'results.csv'}", soft_wrap=True)
     console.print(_counts(folder, trials))
     if run.count(folder, trials)["done"] < len(trials):
+        raise typer.Exit(1)
+
+
+@app.command("verify")
+def verify_command(
+    workload: WorkloadOption = [],  # noqa: B006
+    framework: FrameworkOption = [],  # noqa: B006
+    mode: ModeOption = ["default"],  # noqa: B006
+    device: DeviceOption = "auto",
+    precision: Annotated[Names, typer.Option(help="float32, float64; both where none is named.")] = [],  # noqa: B006
+    threads: ThreadsOption = 0,
+    timeout: TimeoutOption = None,
+    python: PythonOption = [],  # noqa: B006
+    pip: PipOption = "",
+    output: Annotated[Path | None, typer.Option(help="Also write what was measured to this CSV file.")] = None,
+) -> None:
+    """Hold implementations against the float64 reference without timing them, and show the errors beside their gates.
+
+    Exit code 1 if any of them is refused.
+
+    Example: `rosetta verify --workload gru_imdb --framework torch,mxnet --mode all`
+    """
+    trials = []
+    for each in _values(precision) or plan.PRECISIONS:
+        options = _options(workload, framework, mode, "smoke", 1, device, each, threads, "synthetic", timeout, python)
+        trials += plan.plan(options)
+    trials.sort(key=lambda trial: (trial.workload, plan.PRECISIONS.index(trial.precision), trial.framework, trial.mode))
+    chosen = {name: frameworks.load(name) for name in dict.fromkeys(trial.framework for trial in trials)}
+    ready = _ready(chosen, options.device, options.interpreters, pip)
+    tables = []
+    for position, trial in enumerate(trials, 1):
+        table = verify.verify(trial, ready[trial.framework])
+        tables.append(table)
+        name = f"{trial.workload} {trial.framework} {trial.mode} {trial.precision}"
+        console.print(f"[{position:>{len(str(len(trials)))}}/{len(trials)}] {name}  {table.status[0]}", markup=False)
+    found = pd.concat(tables, ignore_index=True)
+    console.print(verify.terminal(found))
+    if output:
+        records.write_whole(output.absolute(), found.to_csv(index=False, lineterminator="\n"))
+    counted = found.drop_duplicates(["workload", "framework", "mode", "precision"]).status.value_counts()
+    console.print(", ".join(f"{number} {status}" for status, number in counted.items()))
+    if set(counted.index) != {"ok"}:
         raise typer.Exit(1)
 
 
@@ -211,13 +262,15 @@ def lab_command() -> None:
 
 def _options(
     workload: Names, framework: Names, mode: Names, profile: str | None, repeats: int | None, device: str,
-    threads: int, data: str, timeout: float | None, python: Names,
+    precision: str, threads: int, data: str, timeout: float | None, python: Names,
 ) -> plan.Options:  # fmt: skip
     """Check what the command line says and fill in what it leaves open."""
     device = devices.usable_device(device)
     profile = profile or ("full" if device == "cuda" else "quick")
     if profile not in plan.REPEATS:
         raise UserError(f"--profile takes {', '.join(plan.REPEATS)}, not {profile!r}")
+    if precision not in plan.PRECISIONS:
+        raise UserError(f"--precision takes {', '.join(plan.PRECISIONS)}, not {precision!r}")
     if data not in ("auto", "real", "synthetic"):
         raise UserError(f"--data takes auto, real or synthetic, not {data!r}")
     if threads > machine.usable_cores():
@@ -228,6 +281,7 @@ def _options(
         modes=_values(mode),
         profile=profile,
         device=device,
+        precision=precision,
         repeats=repeats or plan.REPEATS[profile],
         threads=threads or machine.usable_cores(),
         data=data,

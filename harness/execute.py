@@ -60,7 +60,7 @@ def execute(
     with tempfile.TemporaryDirectory(prefix="rosetta-", ignore_cleanup_errors=True) as scratch_name:
         scratch = Path(scratch_name)
         interrupted = None
-        ending = _obstacle(trial, environment)
+        ending = obstacle(trial, environment)
         if ending is None:
             try:
                 ending = run_notebook(
@@ -84,8 +84,8 @@ def execute(
     return record
 
 
-def _obstacle(trial: Trial, environment: Environment) -> Ending | None:
-    """Return why the trial can't even be tried, if so."""
+def obstacle(trial: Trial, environment: Environment) -> Ending | None:
+    """Return why the trial can't even be tried on this machine, if so."""
     if not trial.notebook.is_file():
         return Ending("failed", f"{trial.notebook.relative_to(project.ROOT)}: there is no such notebook any more")
     if environment.status == "unsupported":

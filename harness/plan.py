@@ -12,6 +12,7 @@ from harness import frameworks, project
 from harness.project import UserError
 
 REPEATS = {"smoke": 1, "quick": 3, "full": 3}
+PRECISIONS = ("float32", "float64")
 
 
 class Options(BaseModel):
@@ -24,6 +25,7 @@ class Options(BaseModel):
     modes: list[str]
     profile: str
     device: str
+    precision: str = "float32"
     repeats: int
     threads: int
     data: str
@@ -42,7 +44,7 @@ class Trial(BaseModel):
     mode: str
     profile: str
     device: str
-    precision: str = "float32"
+    precision: str
     repeat: int
     seed: int
     threads: int
@@ -61,7 +63,7 @@ class Trial(BaseModel):
 
     def parameters(self) -> dict[str, str | int]:
         """What the notebook's parameters cell is given."""
-        return self.model_dump(include={"mode", "profile", "device", "data", "threads", "seed"})
+        return self.model_dump(include={"mode", "precision", "profile", "device", "data", "threads", "seed"})
 
 
 def plan(options: Options) -> list[Trial]:
@@ -82,7 +84,7 @@ def plan(options: Options) -> list[Trial]:
         for workload in options.workloads or project.workloads()
         for name in options.frameworks or list(known)
         if project.notebook(workload, name).exists()
-        for mode in _modes(known[name], options.modes, options.device)
+        for mode in _modes(known[name], workload, options.modes, options.device)
     ]
     if not chosen:
         filters = {"workload": options.workloads, "framework": options.frameworks, "mode": options.modes}
@@ -101,6 +103,7 @@ def plan(options: Options) -> list[Trial]:
                     mode=mode,
                     profile=options.profile,
                     device=options.device,
+                    precision=options.precision,
                     repeat=repeat,
                     seed=repeat - 1,
                     threads=options.threads,
@@ -111,10 +114,10 @@ def plan(options: Options) -> list[Trial]:
     return trials
 
 
-def _modes(framework: frameworks.Framework, asked: Sequence[str], device: str) -> list[str]:
+def _modes(framework: frameworks.Framework, workload: str, asked: Sequence[str], device: str) -> list[str]:
     if "all" in asked:
         return list(framework.modes)
-    chosen = {framework.default_mode(device) if mode == "default" else mode for mode in asked or ["default"]}
+    chosen = {framework.default_mode(device, workload) if mode == "default" else mode for mode in asked or ["default"]}
     return [mode for mode in framework.modes if mode in chosen]
 
 

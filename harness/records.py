@@ -25,8 +25,8 @@ RESULTS = {
     "evaluate_s", "metric_value", "loss_first", "loss_last", "achieved_gflops", "mfu", "energy_j",
 }  # fmt: skip
 
-#: What a notebook reports beside the columns: a value for each step.
-SERIES = {"step_seconds", "step_losses"}
+#: What a notebook reports beside the columns: a value for each step, a row for each quantity of the check.
+SERIES = {"step_seconds", "step_losses", "identity"}
 
 
 class Record(BaseModel):
@@ -101,6 +101,7 @@ class Record(BaseModel):
     commit: str | None = None
     update_error: float | None = None
     cpu_per_wall: float | None = None
+    optimizer: str | None = None
 
 
 def read_trial(path: Path) -> Record:

@@ -16,17 +16,8 @@ from rich.text import Text
 from harness import frameworks, project, records, statistics
 from harness.project import UserError
 
-HEADER = [
-    "framework",
-    "mode",
-    "examples/s",
-    "s per 1000",
-    "first step, s",
-    "metric",
-    "peak memory, MiB",
-    "identity error",
-    "repeats",
-]
+WORDS = ("framework", "mode", "optimizer")  # columns of words, not numbers
+ERRORS = ("forward", "gradient", "update")  # quantities of the identity check that the table shows
 README_BEGIN, README_END = "<!-- results: begin -->", "<!-- results: end -->"
 
 
@@ -47,10 +38,10 @@ def write(run: Path) -> pd.DataFrame:
 def terminal(table: pd.DataFrame) -> Group:
     """Return the comparison table of a results.csv for the terminal."""
     parts: list[Any] = []
-    for heading, rows, notes in _sections(table):
+    for heading, header, rows, notes in _sections(table):
         shown = Table(title=heading, title_justify="left", title_style="bold")
-        for position, name in enumerate(HEADER):
-            shown.add_column(name, justify="left" if position < 2 else "right", overflow="fold")
+        for name in header:
+            shown.add_column(name, justify="left" if name in WORDS else "right", overflow="fold")
         for row in rows:
             shown.add_row(*map(Text, row))
         parts += [shown if rows else Text(heading, style="bold"), *map(Text, notes), Text("")]
@@ -60,10 +51,11 @@ def terminal(table: pd.DataFrame) -> Group:
 def markdown(table: pd.DataFrame) -> str:
     """Return the comparison table of a results.csv as Markdown."""
     lines = []
-    for heading, rows, notes in _sections(table):
+    for heading, header, rows, notes in _sections(table):
         lines += [f"**{_escape(heading)}**", ""]
         if rows:
-            lines += ["| " + " | ".join(HEADER) + " |", "| --- | --- |" + " ---: |" * (len(HEADER) - 2)]
+            lines += ["| " + " | ".join(header) + " |"]
+            lines += ["| " + " | ".join("---" if name in WORDS else "---:" for name in header) + " |"]
             lines += ["| " + " | ".join(map(_escape, row)) + " |" for row in rows]
             lines += [""]
         lines += [*(f"* {_escape(note)}" for note in notes), ""]
@@ -80,10 +72,9 @@ def update_readme(readme: Path, table: pd.DataFrame) -> None:
     records.write_whole(readme, pattern.sub(lambda _: replacement, text))
 
 
-def _sections(table: pd.DataFrame) -> list[tuple[str, list[list[str]], list[str]]]:
-    """Return, for each workload and set-up, its heading, the rows of its table, and notes; last, what went wrong."""
+def _sections(table: pd.DataFrame) -> list[tuple[str, list[str], list[list[str]], list[str]]]:
+    """Return, for each workload and set-up, its heading, header, rows and notes; last, what went wrong."""
     summary = statistics.summarize(table)
-    titles = {name: framework.title for name, framework in frameworks.load_all().items()}
     sections = []
     setup = ["workload", "machine", "profile", "device", "precision", "threads", "batch_size", "data", "weights"]
     for _, group in summary.groupby(setup, dropna=False, sort=True):
@@ -93,23 +84,14 @@ def _sections(table: pd.DataFrame) -> list[tuple[str, list[list[str]], list[str]
             f"{first.machine}, {first.device}", _count(first.threads, "thread"), str(first.precision),
             f"batch size {first.batch_size}", f"profile {first.profile}",
             "SYNTHETIC DATA" if first.data == "synthetic" else f"{first.data} data",
+            *([] if pd.isna(first.weights) else [f"{first.weights} weights"]),
         ]  # fmt: skip
-        rows = [
-            [
-                f"{titles.get(row.framework, row.framework)} {row.framework_version}",
-                row["mode"],
-                _spread(row, "examples_per_s", 1),
-                _spread(row, "seconds_per_1000", 2),
-                _spread(row, "first_step_s", 2),
-                _spread(row, "metric_value", 3),
-                _spread(row, "peak_rss_mib", 0),
-                _error(row),
-                str(row.repeats),
-            ]
-            for _, row in group.iterrows()
-        ]
-        notes = [f"Median (smallest–largest) over repeats, each a process of its own. Metric: {spec.METRIC}."]
-        notes += ["Identity error: the largest against the float64 reference, of forward pass and gradients."]
+        columns = _columns(group, spec.METRIC)
+        rows = [list(row) for row in zip(*columns.values(), strict=True)]
+        notes = ["Median (smallest–largest) over repeats, each a process of its own."]
+        notes += ["Errors: the largest against the float64 reference, before anything was timed."]
+        variants = getattr(spec, "OPTIMIZERS", {})
+        notes += [f"{name}: {formula}." for name, formula in variants.items() if (group.optimizer == name).any()]
         if group.repeats.min() < statistics.EXPLORATORY_BELOW:
             few = f"below {statistics.EXPLORATORY_BELOW} repeats"
             notes += [f"Exploratory: {few}, differences are shown and no winner is named."]
@@ -118,16 +100,42 @@ def _sections(table: pd.DataFrame) -> list[tuple[str, list[list[str]], list[str]
                 "Noisy: other processes kept the machine busy during some trials; see `noisy` and `foreign_load`."
             ]
         if first.data == "synthetic":
-            notes += ["The data are synthetic: times hold, the metric says nothing about real images."]
-        sections.append((f"{spec.TITLE}: {'; '.join(words)}", rows, notes))
+            notes += ["The data are synthetic: times hold, the metric says nothing about real ones."]
+        sections.append((f"{spec.TITLE}: {'; '.join(words)}", list(columns), rows, notes))
     failed = statistics.failures(table)
     if len(failed):
         notes = [
             f"{row.workload} {row.framework} {row['mode']} {row['repeat']}: {row.status}: {row.error}"
             for _, row in failed.iterrows()
         ]
-        sections.append(("Trials that didn't go through", [], notes))
+        sections.append(("Trials that didn't go through", [], [], notes))
     return sections
+
+
+def _columns(group: pd.DataFrame, metric: str) -> dict[str, list[str]]:
+    """Return the columns of one table, shown as text, by name."""
+    titles = {name: framework.title for name, framework in frameworks.load_all().items()}
+    rows = [row for _, row in group.iterrows()]
+    columns = {
+        "framework": [f"{titles.get(row.framework, row.framework)} {row.framework_version}" for row in rows],
+        "mode": [str(row["mode"]) for row in rows],
+    }
+    if group.optimizer.notna().any():
+        columns["optimizer"] = ["" if pd.isna(row.optimizer) else str(row.optimizer) for row in rows]
+    return {
+        **columns,
+        "examples/s": [_spread(row, "examples_per_s", 1) for row in rows],
+        "s per 1000": [_spread(row, "seconds_per_1000", 2) for row in rows],
+        "first step, s": [_spread(row, "first_step_s", 2) for row in rows],
+        metric: [_spread(row, "metric_value", 3) for row in rows],
+        "peak memory, MiB": [_spread(row, "peak_rss_mib", 0) for row in rows],
+        **{
+            f"{name} error": [_error(row, name) for row in rows]
+            for name in ERRORS
+            if group[f"{name}_error"].notna().any()
+        },
+        "repeats": [str(row.repeats) for row in rows],
+    }
 
 
 def _spread(row: Any, figure: str, digits: int) -> str:
@@ -140,9 +148,9 @@ def _spread(row: Any, figure: str, digits: int) -> str:
     return f"{middle:.{digits}f} ({low:.{digits}f}–{high:.{digits}f})"
 
 
-def _error(row: Any) -> str:
-    measured = [error for error in (row.forward_error_max, row.gradient_error_max) if not pd.isna(error)]
-    return f"{max(measured):.0e}" if measured else ""
+def _error(row: Any, quantity: str) -> str:
+    largest = row[f"{quantity}_error_max"]
+    return "" if pd.isna(largest) else f"{largest:.0e}"
 
 
 def _count(number: Any, noun: str) -> str:

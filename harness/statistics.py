@@ -7,7 +7,7 @@ import pandas as pd
 #: Trials that differ in any of these are never summed up in one row.
 KEYS = [
     "machine", "workload", "framework", "mode", "precision", "profile", "device", "threads", "batch_size",
-    "data", "weights",
+    "data", "weights", "optimizer",
 ]  # fmt: skip
 
 #: Below this many repeats no distribution-free 95 % interval of a median exists, so no winner is named.

@@ -17,6 +17,7 @@ def make_workload() -> types.ModuleType:
     """A linear classifier as a workload: small enough to be differentiated by hand."""
     spec = types.ModuleType("linear")
     spec.PARAMETERS = {"weight": (CLASSES, FEATURES), "bias": (CLASSES,)}
+    spec.DROPOUT = (0.25,)
     spec.GATES = {"forward": 1e-5, "loss": 1e-5, "gradient": 2e-5, "steps": 1e-3, "update": 1e-3}
 
     def weights(seed: int = 0) -> dict[str, np.ndarray]:
@@ -29,6 +30,9 @@ def make_workload() -> types.ModuleType:
         return random.uniform(0, 1, (N, FEATURES)).astype(np.float32), random.randint(0, CLASSES, N)
 
     spec.weights = weights
+    spec.dropout_weights = weights
+    spec.dropout_batch = lambda layout="": batch(13)
+    spec.dropout_outputs = lambda update: [update["weight"][0] / RATE]
     spec.check_inputs = lambda layout="": [batch(1), batch(2)]
     spec.check_batches = lambda layout="": [batch(seed) for seed in range(3, 13)]
     return spec
@@ -91,17 +95,29 @@ def workload(tmp_path: object, monkeypatch: pytest.MonkeyPatch) -> types.ModuleT
         golden[f"{index}/loss"], gradients = model.gradients(x, y)
         golden.update({f"{index}/gradient/{name}": value for name, value in gradients.items()})
     start = model.read()
-    golden["steps/losses"] = [model.step(x, y) for x, y in spec.check_batches()]
-    golden.update({f"steps/update/{name}": model.w[name] - start[name] for name in start})
+    for steps, deviation in (("steps", ""), ("steps/nesterov", "nesterov")):
+        model.load(spec.weights())
+        model.deviation = deviation
+        golden[f"{steps}/losses"] = [model.step(x, y) for x, y in spec.check_batches()]
+        golden.update({f"{steps}/update/{name}": model.w[name] - start[name] for name in start})
     identity.write(spec, golden, tmp_path)  # type: ignore[arg-type]
     return spec
 
 
-def check(workload: types.ModuleType, deviation: str = "", dropout_step: object = None) -> identity.Report:
-    model = Linear(workload, deviation=deviation)
+def check(
+    workload: types.ModuleType, deviation: str = "", precision: str = "float32", optimizer: str | None = None,
+    dropped: object = None,
+) -> identity.Report:  # fmt: skip
+    model = Linear(workload, np.dtype(precision).type, deviation)
+
+    def dropout_step(x: np.ndarray, y: np.ndarray) -> float:
+        model.w["weight"][0] += RATE * dropped()  # type: ignore[operator]
+        return 0.0
+
     return identity.check(
-        workload, layout="", load_weights=model.load, read_weights=model.read, forward=model.forward,
-        gradients=model.gradients, step=model.step, dropout_step=dropout_step,  # type: ignore[arg-type]
+        workload, precision=precision, load_weights=model.load, read_weights=model.read, forward=model.forward,
+        gradients=model.gradients, step=model.step, optimizer=optimizer,
+        dropout_step=dropout_step if dropped else None,
     )  # fmt: skip
 
 
@@ -134,10 +150,61 @@ def test_deviation_is_refused(workload: types.ModuleType, deviation: str, quanti
     assert quantity == "parameters" or "FAILED" in repr(report)
 
 
-def test_frozen_dropout_mask_is_refused(workload: types.ModuleType) -> None:
-    report = check(workload, dropout_step=lambda x, y: 1.0)
-    with pytest.raises(identity.NotIdentical, match="dropout"):
-        report.require()
+def test_float64_leaves_no_room_for_doubt(workload: types.ModuleType) -> None:
+    report = check(workload, precision="float64")
+    report.require()
+    assert {row.gate for row in report.rows} == {0.0, identity.FLOAT64_GATE}
+    assert report.columns()["gradient_error"] < 1e-13
+    with pytest.raises(identity.NotIdentical, match="evaluation"):
+        check(workload, "noise in evaluation", "float64").require()
+
+
+def test_each_variant_of_the_optimizer_is_held_to_its_own_reference(workload: types.ModuleType) -> None:
+    report = check(workload, "nesterov", optimizer="nesterov")
+    report.require()
+    assert report.columns()["optimizer"] == "nesterov"
+    with pytest.raises(identity.NotIdentical, match="update"):
+        check(workload, optimizer="nesterov").require()
+
+
+def test_inference_is_held_to_its_forward_pass_alone(workload: types.ModuleType) -> None:
+    model = Linear(workload)
+    report = identity.check(
+        workload, precision="float32", load_weights=model.load, read_weights=model.read, forward=model.forward
+    )
+    report.require()
+    assert {row.quantity for row in report.rows} == {"parameters", "forward", "evaluation"}
+
+
+def mask(rate: float, scale: float = 1 / 0.75, seed: int | None = None) -> object:
+    """Return what draws the outputs of a dropout layer whose inputs are ones."""
+    random = np.random.RandomState(seed or 0)
+
+    def draw() -> np.ndarray:
+        drawn = np.random.RandomState(seed) if seed else random
+        return np.asarray(scale * (drawn.uniform(size=FEATURES) >= rate), np.float32)
+
+    return draw
+
+
+def test_right_dropout_passes(workload: types.ModuleType) -> None:
+    check(workload, dropped=mask(0.25)).require()
+
+
+@pytest.mark.parametrize(
+    ("dropped", "quantity"),
+    [
+        (mask(0.5, scale=2), "dropout rate"),
+        (mask(0.0, scale=1), "dropout rate"),
+        (mask(1.0), "dropout rate"),
+        (mask(0.25, scale=1), "dropout scale"),
+        (mask(0.25, seed=1), "dropout mask"),
+    ],
+    ids=["another rate", "no dropout", "everything dropped", "not scaled", "frozen mask"],
+)
+def test_wrong_dropout_is_refused(workload: types.ModuleType, dropped: object, quantity: str) -> None:
+    with pytest.raises(identity.NotIdentical, match=quantity):
+        check(workload, dropped=dropped).require()
 
 
 def test_sketch_estimates_the_error_of_a_large_tensor() -> None:

@@ -50,24 +50,26 @@ def test_notebook_goes_through_and_is_identical(smoke: Path, row: str) -> None:
     assert record.steps == spec.PROFILES["smoke"].steps
     assert record.framework_version
     assert record.framework_version.split("+")[0] == frameworks.load(record.framework).version("cpu")
-    missing = [name for name in REQUIRED if getattr(record, name) is None]
+    required = [*REQUIRED, *(TRAINING if "gradient" in spec.GATES else ["weights"])]
+    missing = [name for name in required if getattr(record, name) is None]
     assert not missing
 
 
 REQUIRED = [
     "started", "machine", "os", "python", "numpy", "threads", "batch_size", "examples", "data", "import_s",
     "data_s", "build_s", "first_step_s", "step_median_s", "step_p05_s", "step_p95_s", "timed_s", "examples_per_s",
-    "seconds_per_1000", "evaluate_s", "metric", "metric_value", "loss_first", "loss_last", "parameters",
+    "seconds_per_1000", "evaluate_s", "metric", "metric_value", "parameters",
     "peak_rss_mib", "flops_per_example", "achieved_gflops", "blas", "settings", "notebook_hash", "common_hash",
     "lock_hash", "cpu_per_wall",
 ]  # fmt: skip
+TRAINING = ["loss_first", "loss_last"]
 
 
 def test_frameworks_see_the_same_batches(smoke: Path) -> None:
     """The loss before the first step depends on weights, batch and dropout mask alone, so it can hardly differ."""
     table = records.read_csv(smoke / "results.csv")
     for _, rows in table.groupby("workload"):
-        assert rows.loss_first.max() - rows.loss_first.min() < 0.1
+        assert rows.loss_first.isna().all() or rows.loss_first.max() - rows.loss_first.min() < 0.1
 
 
 def test_csv_is_rebuilt_from_the_notebooks_alone(smoke: Path, tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ HEADINGS = [
     "Parameters", "Imports and versions", "Data", "Model", "Weights", "Training step", "Check against the reference",
     "Timed run", "Evaluation", "Record",
 ]  # fmt: skip
+INFERENCE_HEADINGS = [heading.replace("Training", "Inference") for heading in HEADINGS]
 
 
 def imports(path: Path) -> set[str]:
@@ -35,6 +36,11 @@ def imports(path: Path) -> set[str]:
 
 def cells(path: Path, kind: str) -> list[str]:
     return ["".join(cell["source"]) for cell in json.loads(path.read_text())["cells"] if cell["cell_type"] == kind]
+
+
+def trains(path: Path) -> bool:
+    """Whether a notebook's workload is training, which has gradients to be checked; inference has none."""
+    return "gradient" in project.specification(path.parent.name).GATES
 
 
 def identifier(path: Path) -> str:
@@ -76,7 +82,7 @@ def test_notebooks_of_a_workload_can_be_laid_side_by_side(path: Path) -> None:
     titles = re.findall(r"^# (.+)$", text, re.MULTILINE)
     assert len(titles) == 1
     assert frameworks.load(path.stem).title in titles[0]
-    assert re.findall(r"^## (.+)$", text, re.MULTILINE) == HEADINGS
+    assert re.findall(r"^## (.+)$", text, re.MULTILINE) == (HEADINGS if trains(path) else INFERENCE_HEADINGS)
 
 
 @pytest.mark.parametrize("path", TRIALS, ids=identifier)
@@ -85,8 +91,10 @@ def test_notebooks_use_the_same_names(path: Path) -> None:
     tree = ast.parse(source)
     defined = {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.ClassDef)}
     assigned = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
-    assert {"load_weights", "read_weights", "step", "train", "predict", "gradients", "evaluate"} <= defined
-    assert {"trial", "images", "model", "report", "losses", "seconds", "accuracy"} <= assigned
+    loop = {"train", "predict", "gradients"} if trains(path) else {"infer"}
+    assert {"load_weights", "read_weights", "step", "synchronize", "evaluate", *loop} <= defined
+    assert {"trial", "model", "report", "seconds", "accuracy", "losses" if trains(path) else "features"} <= assigned
+    assert assigned & {"images", "reviews"}
     assert "report.require()" in source
 
 
@@ -98,7 +106,7 @@ def test_parameters_are_those_that_the_plan_sets(path: Path) -> None:
     assert len(tagged) == 1
     tree = ast.parse("".join(tagged[0]["source"]))
     names = [node.targets[0].id for node in tree.body if isinstance(node, ast.Assign)]  # type: ignore[attr-defined]
-    assert names == ["mode", "profile", "device", "data", "threads", "seed"]
+    assert names == ["mode", "precision", "profile", "device", "data", "threads", "seed"]
 
 
 @pytest.mark.parametrize("path", TRIALS, ids=identifier)

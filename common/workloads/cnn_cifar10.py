@@ -15,6 +15,7 @@ from typing import Dict, Iterator, List, NamedTuple, Tuple
 import numpy as np
 
 from common import data as datasets
+from common.layouts import in_layout
 
 TITLE = "CNN on CIFAR-10, training"
 METRIC = "test accuracy"
@@ -22,8 +23,9 @@ METRIC = "test accuracy"
 CLASSES = 10
 BATCH_SIZE = 64
 EVALUATION_BATCH_SIZE = 80  # divides every profile's number of test images
-LEARNING_RATE = 0.01
-MOMENTUM = 0.9
+# As float32 numbers, which is how some frameworks keep them whatever the precision: so float64 runs agree, too.
+LEARNING_RATE = float(np.float32(0.01))
+MOMENTUM = float(np.float32(0.9))
 DROPOUT = (0.25, 0.25, 0.5)
 
 #: Canonical parameter names and shapes, in the order of the forward pass.
@@ -185,10 +187,44 @@ def scale(images: np.ndarray) -> np.ndarray:
     return images.astype(np.float32) / np.float32(255)
 
 
-def in_layout(images: np.ndarray, layout: str) -> np.ndarray:
-    """Return NCHW images, contiguous, in `layout`. Raises `ValueError` for a layout that isn't known."""
-    if layout == "NCHW":
-        return np.ascontiguousarray(images)
-    if layout == "NHWC":
-        return np.ascontiguousarray(images.transpose(0, 2, 3, 1))
-    raise ValueError("layout must be NCHW or NHWC, not {}".format(layout))
+def dropout_weights() -> Dict[str, np.ndarray]:
+    """Return parameters under which one training step on one image shows what each dropout layer does.
+
+    Every dropout layer gets inputs that are known: ones before the first two, and the same number everywhere
+    before the third. The label's gradient reaches each channel of conv3 through one pixel alone.
+    """
+    parameters = {name: np.zeros(shape, np.float32) for name, shape in PARAMETERS.items()}
+    for name in ("conv1.bias", "conv2.bias", "conv3.bias"):
+        parameters[name] += 1
+    channels = np.arange(100)
+    parameters["conv4.weight"][channels, channels, 1, 1] = 1
+    parameters["dense1.weight"][:, _probed_features()] = 0.01
+    parameters["dense2.weight"][0] = 1 / 512
+    return parameters
+
+
+def dropout_batch(layout: str = "NCHW") -> Tuple[np.ndarray, np.ndarray]:
+    """Return the batch of one image, of label 0, that goes with `dropout_weights`."""
+    return in_layout(np.ones((1, 3, 32, 32), np.float32), layout), np.array([0])
+
+
+def dropout_outputs(update: Dict[str, np.ndarray]) -> List[np.ndarray]:
+    """Return what each dropout layer made of ones: flat arrays of 0 and 1 / (1 - rate).
+
+    `update` is how one SGD step from `dropout_weights` on `dropout_batch` changed the parameters. With a batch of
+    one, a weight's gradient is the output's times the input, and a bias's is the output's alone: their ratio
+    is the layer's input.
+    """
+    reached = update["conv3.bias"] != 0
+    first = update["conv3.weight"][reached] / update["conv3.bias"][reached].reshape(-1, 1, 1, 1)
+    strongest = np.argmax(abs(update["dense1.bias"]))
+    second = update["dense1.weight"][strongest] / update["dense1.bias"][strongest]
+    third = update["dense2.weight"][1] / update["dense2.bias"][1]
+    return [first.ravel(), second, third / (0.01 * second[_probed_features()].sum())]
+
+
+def _probed_features() -> np.ndarray:
+    """Return one position of the flattened features for each channel, away from the image's border."""
+    channels = np.arange(100)
+    row, column = 1 + channels % 6, 1 + channels // 6 % 6
+    return np.asarray(channels * 64 + row * 8 + column)

@@ -38,6 +38,12 @@ class Device(_Model):
     build: list[str] = []  # installed first; everything else is then built without isolation
 
 
+class Exceptions(_Model):
+    """Where one workload is treated otherwise than all others."""
+
+    default_modes: Annotated[dict[str, str], Field(alias="default_mode")]  # by device
+
+
 class Framework(_Model):
     """One framework's file."""
 
@@ -49,6 +55,7 @@ class Framework(_Model):
     python: Annotated[list[Annotated[str, Field(pattern=r"^3\.\d+$")]], Field(min_length=1)]  # preferred first
     modes: Annotated[dict[str, Mode], Field(min_length=1)]
     default_modes: Annotated[dict[str, str], Field(alias="default_mode")]  # by device
+    workloads: dict[str, Exceptions] = {}
     variables: dict[str, str] = {}  # set before its import; "{threads}" stands for the number of threads
     devices: Annotated[dict[Annotated[str, Field(pattern="^(cpu|cuda)$")], Device], Field(min_length=1)]
 
@@ -56,14 +63,16 @@ class Framework(_Model):
     def _names_agree(self) -> Self:
         if set(self.default_modes) != set(self.devices):
             raise ValueError("default_mode must name a mode for each of the devices, and for no other")
-        for mode in self.default_modes.values():
+        exceptions = [mode for workload in self.workloads.values() for mode in workload.default_modes.values()]
+        for mode in (*self.default_modes.values(), *exceptions):
             if mode not in self.modes:
                 raise ValueError(f"default_mode {mode!r} isn't one of the modes: {', '.join(self.modes)}")
         return self
 
-    def default_mode(self, device: str) -> str:
-        """Return the mode that runs where none is asked for."""
-        return self.default_modes.get(device, next(iter(self.modes)))
+    def default_mode(self, device: str, workload: str = "") -> str:
+        """Return the mode that runs where none is asked for: the fastest by our measurements."""
+        exceptions = self.workloads[workload].default_modes if workload in self.workloads else {}
+        return {**self.default_modes, **exceptions}.get(device, next(iter(self.modes)))
 
     def packages(self) -> list[str]:
         """Return the names that the framework's distribution has, whatever the device."""
