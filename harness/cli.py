@@ -103,6 +103,7 @@ def lock_command(names: FrameworkArguments = None, device: DeviceOption = "cpu",
 
 @app.command("run")
 def run_command(
+    context: typer.Context,
     workload: WorkloadOption = [],  # noqa: B006
     framework: FrameworkOption = [],  # noqa: B006
     mode: ModeOption = ["default"],  # noqa: B006
@@ -129,14 +130,18 @@ def run_command(
     Example: `rosetta run --workload cnn_cifar10 --framework torch,mxnet --mode all --repeats 3`
     """
     if resume:
-        folder, options = resume.absolute(), run.options_of(resume)
+        given = [name for name in context.params if str(context.get_parameter_source(name)).endswith("COMMANDLINE")]
+        if refused := sorted(set(given) - {"resume", "pip"}):
+            raise UserError(f"--resume goes on with what was asked for before; leave out --{', --'.join(refused)}")
+        folder, options = resume.resolve(), run.options_of(resume)
     else:
         options = _options(
             workload, framework, mode, profile, repeats, device, precision, threads, data, timeout, python
         )
         folder = None
     trials = plan.plan(options)
-    sources = {name: project.specification(name).prepare(options.profile, options.data) for name in options.workloads}
+    planned = sorted({trial.workload for trial in trials})
+    sources = {name: project.specification(name).prepare(options.profile, options.data) for name in planned}
     trials = [trial.model_copy(update={"data": sources[trial.workload]}) for trial in trials]
     for name, source in sources.items():
         if source == "synthetic":
@@ -175,7 +180,7 @@ def verify_command(
     timeout: TimeoutOption = None,
     python: PythonOption = [],  # noqa: B006
     pip: PipOption = "",
-    output: Annotated[Path | None, typer.Option(help="Also write what was measured to this CSV file.")] = None,
+    output: Annotated[Path | None, typer.Option(help="Folder for identity.csv and identity.md.")] = None,
 ) -> None:
     """Hold implementations against the float64 reference without timing them, and show the errors beside their gates.
 
@@ -199,7 +204,7 @@ def verify_command(
     found = pd.concat(tables, ignore_index=True)
     console.print(verify.terminal(found))
     if output:
-        records.write_whole(output.absolute(), found.to_csv(index=False, lineterminator="\n"))
+        verify.write(found, output)
     counted = found.drop_duplicates(["workload", "framework", "mode", "precision"]).status.value_counts()
     console.print(", ".join(f"{number} {status}" for status, number in counted.items()))
     if set(counted.index) != {"ok"}:
@@ -212,6 +217,7 @@ def collect_command(folder: Annotated[Path, typer.Argument(help="Folder of a run
 
     Example: `rosetta collect results/latest`
     """
+    folder = folder.resolve()
     table = records.collect(folder)
     records.write_csv(table, folder / "results.csv")
     console.print(f"{folder / 'results.csv'}: {len(table)} trials")
@@ -223,16 +229,19 @@ def report_command(folder: Annotated[Path, typer.Argument(help="Folder of a run.
 
     Example: `rosetta report results/latest`
     """
-    console.print(report.terminal(report.write(folder)))
+    console.print(report.terminal(report.write(folder.resolve())))
 
 
 @app.command("publish")
 def publish_command(folder: Annotated[Path, typer.Argument(help="Folder of a run.")] = project.LATEST) -> None:
-    """Copy a run to results/published under the name of its machine, and renew the README's table from it.
+    """Copy a run to results/published, under its machine and profile, and renew the README's table.
+
+    It replaces what was published of its workloads. Refused is a run that lacks rows that are public now, that wasn't
+    finished, or that nobody could repeat.
 
     Example: `rosetta publish results/latest`
     """
-    console.print(publish.publish(folder))
+    console.print(publish.publish(folder.resolve()))
 
 
 @app.command("reference")

@@ -10,6 +10,7 @@ from pathlib import Path
 from types import ModuleType
 
 ROOT = Path(__file__).resolve().parent.parent
+README = ROOT / "README.md"
 NOTEBOOKS = ROOT / "notebooks"
 RUNS = ROOT / "results" / "runs"
 LATEST = ROOT / "results" / "latest"

@@ -127,6 +127,12 @@ def read_trial(path: Path) -> Record:
     return record
 
 
+def read_series(path: Path) -> dict[str, list[Any]]:
+    """Return the series that an executed notebook reports beside its columns, such as `step_seconds`, by name."""
+    parts = _parts(json.loads(path.read_text()))
+    return {name: value for part in parts for name, value in part.items() if name in SERIES}
+
+
 def _parts(notebook: dict[str, Any]) -> Iterable[dict[str, Any]]:
     """Yield the parts of the record that the notebook's outputs show, in order."""
     for cell in notebook["cells"]:

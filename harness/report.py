@@ -13,7 +13,7 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from harness import frameworks, project, records, statistics
+from harness import curves, frameworks, project, records, statistics
 from harness.project import UserError
 
 WORDS = ("framework", "mode", "optimizer")  # columns of words, not numbers
@@ -22,10 +22,11 @@ README_BEGIN, README_END = "<!-- results: begin -->", "<!-- results: end -->"
 
 
 def write(run: Path) -> pd.DataFrame:
-    """Write results.csv, table.md and the HTML of each executed notebook into a run's folder; return the records."""
+    """Write results.csv, table.md, loss curves and each notebook's HTML into a run's folder; return the records."""
     table = records.collect(run)
     records.write_csv(table, run / "results.csv")
     records.write_whole(run / "table.md", markdown(table))
+    curves.write(run)
     exporter = HTMLExporter()
     for notebook in sorted((run / "trials").glob("*.ipynb")):
         page = notebook.with_suffix(".html")
@@ -52,13 +53,13 @@ def markdown(table: pd.DataFrame) -> str:
     """Return the comparison table of a results.csv as Markdown."""
     lines = []
     for heading, header, rows, notes in _sections(table):
-        lines += [f"**{_escape(heading)}**", ""]
+        lines += [f"**{escape(heading)}**", ""]
         if rows:
             lines += ["| " + " | ".join(header) + " |"]
             lines += ["| " + " | ".join("---" if name in WORDS else "---:" for name in header) + " |"]
-            lines += ["| " + " | ".join(map(_escape, row)) + " |" for row in rows]
+            lines += ["| " + " | ".join(map(escape, row)) + " |" for row in rows]
             lines += [""]
-        lines += [*(f"* {_escape(note)}" for note in notes), ""]
+        lines += [*(f"* {escape(note)}" for note in notes), ""]
     return "\n".join(lines).rstrip() + "\n"
 
 
@@ -157,6 +158,6 @@ def _count(number: Any, noun: str) -> str:
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
-def _escape(text: str) -> str:
+def escape(text: str) -> str:
     """Return text that Markdown shows as it is, on one line of a table."""
     return re.sub(r"([\\`*_\[\]<>|])", r"\\\1", " ".join(text.split()))

@@ -93,7 +93,7 @@ def _carry_out(folder: Path, trials: Sequence[Trial], environments: dict[str, En
         "commit": project.commit(),
         **({"driver": driver} if (driver := devices.nvidia_driver()) else {}),
     }
-    for leftover in (folder / "trials").glob(".*"):  # a writer that was killed
+    for leftover in (folder / "trials").glob(".*.ipynb.*"):  # a writer that was killed
         leftover.unlink()
     try:
         for position, trial in enumerate(trials, 1):
@@ -111,16 +111,24 @@ def _carry_out(folder: Path, trials: Sequence[Trial], environments: dict[str, En
 
 
 def is_done(folder: Path, trial: Trial, environment: Environment, common_hash: str) -> bool:
-    """Return whether the trial needs no execution: a valid record says "ok" and all that it rests on is unchanged."""
+    """Return whether the trial needs no execution: a valid record says "ok" and all that it rests on is unchanged.
+
+    That includes the kind of its data, which may have become available or unavailable since.
+    """
     try:
         record = records.read_trial(folder / "trials" / f"{trial.name}.ipynb")
     except UserError:
         return False
     hashes = (record.notebook_hash, record.common_hash, record.lock_hash)
-    return record.status == "ok" and hashes == (
-        project.notebook_hash(trial.notebook),
-        common_hash,
-        environment.lock_hash,
+    return (
+        record.status == "ok"
+        and record.data == trial.data
+        and hashes
+        == (
+            project.notebook_hash(trial.notebook),
+            common_hash,
+            environment.lock_hash,
+        )
     )
 
 

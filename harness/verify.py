@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from common.trial import RECORD_TYPE
-from harness import execute, frameworks, project
+from harness import execute, frameworks, project, records, report
 from harness.environments import Environment
 from harness.plan import Trial
 
@@ -85,6 +85,23 @@ def terminal(table: pd.DataFrame) -> Group:
             shown.add_row(*(Text(cell, style="bold red" if "✗" in cell else "") for cell in row))
         parts += [shown, Text("")]
     return Group(*parts)
+
+
+def write(table: pd.DataFrame, folder: Path) -> None:
+    """Write what was measured to `folder`, as identity.csv and as a table, identity.md."""
+    folder.mkdir(parents=True, exist_ok=True)
+    records.write_whole(folder / "identity.csv", table.to_csv(index=False, lineterminator="\n"))
+    records.write_whole(folder / "identity.md", markdown(table))
+
+
+def markdown(table: pd.DataFrame) -> str:
+    """Return the measured errors as Markdown, a table for each workload and precision, beside their gates."""
+    lines = []
+    for heading, header, rows in _sections(table):
+        lines += [f"**{report.escape(heading)}**", "", "| " + " | ".join(header) + " |", "| --- " * len(header) + "|"]
+        lines += ["| " + " | ".join(map(report.escape, row)) + " |" for row in rows]
+        lines += [""]
+    return "\n".join(lines).rstrip() + "\n"
 
 
 def _up_to_the_check(notebook: nbformat.NotebookNode) -> nbformat.NotebookNode:

@@ -86,10 +86,14 @@ class Project:
         return path
 
     def command(self, *arguments: str | Path) -> list[str]:
-        """Return the command line of `rosetta run` on this project, with this interpreter as every framework's."""
+        """Return the command line of `rosetta run` on this project, with this interpreter as every framework's.
+
+        A run that is resumed keeps the options that it was begun with.
+        """
         interpreters = [f"--python={name}={sys.executable}" for name in self.frameworks]
         options = ["--profile=smoke", "--data=synthetic", "--device=cpu", *interpreters]
-        return [sys.executable, "-m", "harness", "run", *map(str, arguments), *options]
+        resumed = any(str(argument).startswith("--resume") for argument in arguments)
+        return [sys.executable, "-m", "harness", "run", *map(str, arguments), *([] if resumed else options)]
 
     def run(self, *arguments: str | Path, **options: object) -> subprocess.CompletedProcess[str]:
         """Run `rosetta run` to its end and return what it printed."""

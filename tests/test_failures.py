@@ -208,6 +208,34 @@ def test_resume_runs_failed_and_changed_trials_again(small: Project, good: str, 
     assert after.loc["edited"].started != before.loc["edited"].started
 
 
+def test_resume_by_way_of_the_link_to_the_latest_run(small: Project, good: str) -> None:
+    small.add("good", good)
+    small.run()
+    folder = small.latest
+    (folder / "trials" / "cnn_cifar10.good.eager.1.ipynb").unlink()
+    (folder / "trials" / ".ipynb_checkpoints").mkdir()  # JupyterLab leaves one where a notebook was opened
+    assert small.run("--resume", small.root / "results" / "latest").returncode == 0
+    assert small.latest == folder
+    assert small.results().loc["good"].run == folder.name
+
+
+def test_resume_takes_no_other_options(small: Project, good: str) -> None:
+    small.add("good", good)
+    small.run()
+    done = small.run("--resume", small.latest, "--repeats", "2")
+    assert done.returncode == 2
+    assert "leave out --repeats" in done.stderr
+
+
+def test_resume_runs_a_trial_again_whose_data_were_of_another_kind(small: Project, good: str) -> None:
+    small.add("good", good.replace('data="synthetic"', 'data="real"'))
+    small.run()
+    before = small.results().loc["good"].started
+    time.sleep(1)
+    small.run("--resume", small.latest)
+    assert small.results().loc["good"].started != before
+
+
 def test_two_runs_in_one_folder(small: Project, tmp_path: Path, good: str) -> None:
     began, flag = tmp_path / "began", tmp_path / "flag"
     wait = f"import os, time\nwhile not os.path.exists({str(flag)!r}):\n    time.sleep(0.1)"

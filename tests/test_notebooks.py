@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import numpy as np
-import pandas as pd
 import pytest
 
 from common import identity
-from harness import frameworks, plan, project, records, report
+from harness import frameworks, plan, project, publish, records, report
 
 pytestmark = pytest.mark.notebooks
 
@@ -112,17 +112,21 @@ def test_golden_values_are_what_the_reference_computes(
 
 def test_readme_table_is_generated_from_the_published_results() -> None:
     readme = (project.ROOT / "README.md").read_text()
-    published = sorted(project.PUBLISHED.glob("*/results.csv"))
-    assert published
-    table = pd.concat([records.read_csv(path) for path in published], ignore_index=True)
+    table = publish.published()
+    assert set(table.workload) == set(project.workloads())
     shown = readme.split(report.README_BEGIN)[1].split(report.README_END)[0].strip()
     assert shown == report.markdown(table).strip()
 
 
 @pytest.mark.parametrize(
-    "folder", sorted(path.parent for path in project.PUBLISHED.glob("*/results.csv")), ids=lambda p: p.name
+    "folder",
+    sorted(path.parent for path in project.PUBLISHED.glob("*/*/results.csv")),
+    ids=lambda path: f"{path.parent.name}/{path.name}",
 )
 def test_published_results_are_rebuilt_from_their_notebooks(folder: Path, tmp_path: Path) -> None:
-    records.write_csv(records.collect(folder), tmp_path / "results.csv")
-    assert (tmp_path / "results.csv").read_bytes() == (folder / "results.csv").read_bytes()
-    assert (folder / "table.md").read_text() == report.markdown(records.read_csv(folder / "results.csv"))
+    copy = tmp_path / folder.name
+    shutil.copytree(folder / "trials", copy / "trials")
+    publish.write(copy)
+    assert {path.name for path in copy.iterdir()} == {path.name for path in folder.iterdir()}
+    for path in copy.glob("*.*"):
+        assert path.read_bytes() == (folder / path.name).read_bytes(), path.name

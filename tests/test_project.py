@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from common import identity
 from common.trial import Trial
 from harness import frameworks, project
 
@@ -148,3 +149,19 @@ def test_trial_resolves_threads() -> None:
 
     assert Trial(cnn_cifar10, "smoke", threads=0, seed=0).threads == machine.usable_cores()
     assert Trial(cnn_cifar10, "smoke", threads=1, seed=0).threads == 1
+
+
+def test_readme_names_the_gates_that_hold() -> None:
+    section = (project.ROOT / "README.md").read_text().split("## Proven identical")[1].split("\n## ")[0]
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in section.splitlines() if line[:1] == "|"]
+    workloads = [name.strip("`") for name in rows[0][1:-1]]
+    assert sorted(workloads) == project.workloads()
+    quantities = [("forward", "loss"), ("gradient",), ("steps",), ("update",)]
+    for row, names in zip(rows[2:6], quantities, strict=True):
+        for workload, cell in zip(workloads, row[1:-1], strict=True):
+            gates = project.specification(workload).GATES
+            named = {gates[name] for name in names if name in gates}
+            assert named == ({float(cell.split()[0])} if cell else set()), (workload, names)
+        assert float(row[-1]) == identity.FLOAT64_GATE
+    dropout = [identity.DROPOUT_GATES[name] for name in ("dropout rate", "dropout scale")]
+    assert [float(gate) for gate in rows[7][1].split(",")] == dropout

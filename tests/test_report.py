@@ -100,6 +100,6 @@ def test_the_comparison_in_the_readme_works(tmp_path: Path, capsys: pytest.Captu
         table = results()
         table["seconds_per_1000"] *= factor
         records.write_csv(table, tmp_path / f"{name}.csv")
-    code = code.replace("results/published/<machine>/results.csv", str(tmp_path / "before.csv"))
+    code = code.replace("results/published/<machine>/<profile>/results.csv", str(tmp_path / "before.csv"))
     exec(code.replace("results/latest/results.csv", str(tmp_path / "after.csv")), {})
     assert capsys.readouterr().out.split()[-1] == "1.5"
