@@ -124,3 +124,14 @@ def test_line_of_a_lock_that_pins_nothing_is_refused(folder: Path, line: str) ->
 def test_missing_lock_says_how_to_write_it(folder: Path) -> None:
     with pytest.raises(UserError, match="rosetta environments lock tiny --device cpu"):
         frameworks.load("tiny").pins("cpu")
+
+
+def test_a_workload_may_have_a_default_mode_of_its_own(folder: Path) -> None:
+    modes = '[modes.graph]\nabout = "traced"\n[workloads.gru_imdb]\ndefault_mode = { cpu = "graph" }\n'
+    (folder / "tiny.toml").write_text(VALID + modes)
+    tiny = frameworks.load("tiny")
+    assert tiny.default_mode("cpu", "gru_imdb") == "graph"
+    assert tiny.default_mode("cpu", "cnn_cifar10") == tiny.default_mode("cpu") == "eager"
+    (folder / "tiny.toml").write_text(VALID + modes.replace('cpu = "graph"', 'cpu = "fast"'))
+    with pytest.raises(UserError, match="default_mode 'fast' isn't one of the modes: eager, graph"):
+        frameworks.load("tiny")

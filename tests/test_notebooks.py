@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from common import identity
@@ -53,6 +54,32 @@ def test_notebook_goes_through_and_is_identical(smoke: Path, row: str) -> None:
     required = [*REQUIRED, *(TRAINING if "gradient" in spec.GATES else ["weights"])]
     missing = [name for name in required if getattr(record, name) is None]
     assert not missing
+
+
+@pytest.fixture(scope="session")
+def proof(tmp_path_factory: pytest.TempPathFactory) -> pd.DataFrame:
+    """What `rosetta verify` measures of everything in float64."""
+    folder = tmp_path_factory.mktemp("proof")
+    command = [
+        sys.executable, "-m", "harness", "verify", "--mode", "all", "--precision", "float64", "--device", "cpu",
+        "--output", str(folder),
+    ]  # fmt: skip
+    done = subprocess.run(command, cwd=project.ROOT, text=True, check=False)
+    assert done.returncode in (0, 1)
+    return pd.read_csv(folder / "identity.csv")
+
+
+@pytest.mark.parametrize("row", sorted(ROWS))
+def test_nothing_but_rounding_is_left_in_float64(proof: pd.DataFrame, row: str) -> None:
+    workload, framework, mode = row.split(".")
+    found = proof[(proof.workload == workload) & (proof.framework == framework) & (proof["mode"] == mode)]
+    assert set(found.status) == {"ok"}, found.message.iloc[0]
+    spec = project.specification(workload)
+    assert {*spec.GATES, "parameters", "evaluation"} <= set(found.quantity)
+    assert ({"dropout rate", "dropout scale", "dropout mask"} <= set(found.quantity)) == hasattr(spec, "DROPOUT")
+    exact = found[found.quantity.isin(spec.GATES)]
+    assert (exact.error <= 1e-7).all()
+    assert (exact[~exact.quantity.isin(["update"])].gate == identity.FLOAT64_GATE).all()
 
 
 REQUIRED = [

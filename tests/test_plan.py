@@ -22,7 +22,7 @@ def options(**changes: object) -> plan.Options:
 def test_default_is_each_framework_in_its_default_mode() -> None:
     trials = plan.plan(options())
     assert Counter(trial.framework for trial in trials) == dict.fromkeys(frameworks.load_all(), 3)
-    assert all(trial.mode == frameworks.load(trial.framework).default_mode("cpu") for trial in trials)
+    assert all(trial.mode == frameworks.load(trial.framework).default_mode("cpu", "cnn_cifar10") for trial in trials)
     assert len({trial.name for trial in trials}) == len(trials)
 
 
@@ -74,3 +74,12 @@ def test_interpreters_are_pairs() -> None:
     for wrong in ("torch", "torch=", "caffe=/usr/bin/python3"):
         with pytest.raises(UserError):
             plan.interpreters([wrong], known)
+
+
+def test_default_mode_may_depend_on_the_workload() -> None:
+    trials = plan.plan(options(workloads=["cnn_cifar10", "resnet50_features"], frameworks=["torch"], repeats=1))
+    assert {trial.workload: trial.mode for trial in trials} == {"cnn_cifar10": "eager", "resnet50_features": "compiled"}
+
+
+def test_precision_is_a_parameter_of_the_notebook() -> None:
+    assert plan.plan(options(precision="float64"))[0].parameters()["precision"] == "float64"

@@ -96,3 +96,10 @@ def test_quota_of_a_container_counts_as_cores(
     monkeypatch.setattr(machine, "Path", lambda path: places.get(path, Path(path)))
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
     assert machine.usable_cores() == cores
+
+
+def test_inference_has_no_losses(trial: Trial) -> None:
+    trial.steps([1.0] * 8)
+    columns = shown(trial)
+    assert columns["examples_per_s"] == 64
+    assert not {"loss_first", "loss_last", "step_losses"} & columns.keys()
