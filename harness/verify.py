@@ -127,7 +127,7 @@ def _sections(table: pd.DataFrame) -> list[tuple[str, list[str], list[list[str]]
         measured = {name: quantities for name, quantities in SHOWN.items() if part.quantity.isin(quantities).any()}
         variants = part.optimizer.notna().any()
         header = ["framework", "mode", *(["optimizer"] if variants else []), "parameters", *measured, "verdict"]
-        gates = part.groupby("quantity").gate.first()
+        gates = part.groupby("quantity").gate.min()
         rows = [
             [
                 "gate",
@@ -148,7 +148,7 @@ def _sections(table: pd.DataFrame) -> list[tuple[str, list[str], list[list[str]]
                     str(mode),
                     *([str(first.optimizer) if pd.notna(first.optimizer) else ""] if variants else []),
                     f"{number} ✗ {wrong.iloc[0]['where']}" if len(wrong) else number,
-                    *(_cell(one[one.quantity.isin(names)]) for names in measured.values()),
+                    *(_cell(one[one.quantity.isin(names)], gates) for names in measured.values()),
                     "identical"
                     if first.status == "ok"
                     else f"✗ {first.status}" + (f": {first.message}" if first.message else ""),
@@ -158,8 +158,8 @@ def _sections(table: pd.DataFrame) -> list[tuple[str, list[str], list[list[str]]
     return sections
 
 
-def _cell(rows: pd.DataFrame) -> str:
-    """Return the error that comes nearest to its gate or exceeds it farthest, and where."""
+def _cell(rows: pd.DataFrame, gates: pd.Series[float]) -> str:
+    """Return the error that comes nearest to its gate or exceeds it farthest, where, and a gate of its own."""
     if rows.empty:
         return ""
     ratios = [error / gate if gate else float(error > 0) for error, gate in zip(rows.error, rows.gate, strict=True)]
@@ -168,4 +168,5 @@ def _cell(rows: pd.DataFrame) -> str:
     ]
     failed = not worst.error <= worst.gate
     where = f" {worst['where'].split(',')[0]}" if worst.quantity in ("gradient", "update") or failed else ""
-    return f"{worst.error:.0e}{where}{' ✗' if failed else ''}"
+    own = f" (gate {worst.gate:.0e})" if worst.gate != gates[worst.quantity] else ""
+    return f"{worst.error:.0e}{where}{own}{' ✗' if failed else ''}"

@@ -74,6 +74,13 @@ def test_others_are_refused_and_the_rest_goes_on(small: Project, cell: str, mess
     assert "identical" in done.stdout
 
 
+def test_a_gate_of_its_own_is_shown(small: Project) -> None:
+    add(small, "one", CHECKED.format(error="4e-6"))
+    add(small, "two", CHECKED.format(error="4e-6").replace("1e-5", "1e-3"))
+    done = verify(small, "--precision=float32")
+    assert done.stdout.count("(gate 1e-03)") == 1
+
+
 def test_unknown_precision_is_named(small: Project) -> None:
     add(small, "one", CHECKED.format(error="4e-6"))
     done = verify(small, "--precision=float16")
