@@ -15,6 +15,7 @@ from typing import Dict, Iterator, List, NamedTuple, Tuple
 import numpy as np
 
 from common import data as datasets
+from common.batches import shuffled
 from common.layouts import in_layout
 
 TITLE = "CNN on CIFAR-10, training"
@@ -131,13 +132,7 @@ def batches(images: datasets.Images, profile: str, seed: int = 0) -> Iterator[Tu
     same batches. Making a batch costs the same for all of them and stays outside the clock.
     """
     spec = PROFILES[profile]
-    random = np.random.RandomState(10_000 + seed)
-    per_epoch = len(images.train_images) // BATCH_SIZE
-    for step in range(min(spec.steps, spec.epochs * per_epoch)):
-        position = step % per_epoch
-        if position == 0:
-            order = random.permutation(len(images.train_images))
-        chosen = order[position * BATCH_SIZE : (position + 1) * BATCH_SIZE]
+    for chosen in shuffled(len(images.train_images), BATCH_SIZE, spec.epochs, spec.steps, seed):
         yield scale(images.train_images[chosen]), images.train_labels[chosen]
 
 

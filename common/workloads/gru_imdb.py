@@ -17,6 +17,7 @@ from typing import Dict, Iterator, List, NamedTuple, Tuple
 import numpy as np
 
 from common import data as datasets
+from common.batches import shuffled
 
 TITLE = "GRU on IMDB, training"
 METRIC = "test accuracy"
@@ -128,13 +129,7 @@ def batches(reviews: datasets.Reviews, profile: str, seed: int = 0) -> Iterator[
     The order is reshuffled every epoch and depends on `seed` alone, so all frameworks see the same batches.
     """
     spec = PROFILES[profile]
-    random = np.random.RandomState(10_000 + seed)
-    per_epoch = len(reviews.train_labels) // BATCH_SIZE
-    for step in range(min(spec.steps, spec.epochs * per_epoch)):
-        position = step % per_epoch
-        if position == 0:
-            order = random.permutation(len(reviews.train_labels))
-        chosen = order[position * BATCH_SIZE : (position + 1) * BATCH_SIZE]
+    for chosen in shuffled(len(reviews.train_labels), BATCH_SIZE, spec.epochs, spec.steps, seed):
         yield reviews.train_tokens[chosen], reviews.train_labels[chosen]
 
 
