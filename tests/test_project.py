@@ -165,3 +165,17 @@ def test_readme_names_the_gates_that_hold() -> None:
         assert float(row[-1]) == identity.FLOAT64_GATE
     dropout = [identity.DROPOUT_GATES[name] for name in ("dropout rate", "dropout scale")]
     assert [float(gate) for gate in rows[7][1].split(",")] == dropout
+
+
+def test_what_the_readme_links_to_exists() -> None:
+    text = (project.ROOT / "README.md").read_text()
+    targets = [target for target in re.findall(r"\]\(([^)\s]+)\)", text) if "://" not in target]
+    headings = {
+        re.sub(r"[^\w -]", "", line).strip().lower().replace(" ", "-")
+        for line in re.findall(r"^#+ (.+)$", text, re.MULTILINE)
+    }
+    assert targets
+    for target in targets:
+        path, _, anchor = target.partition("#")
+        assert (project.ROOT / path).exists(), target
+        assert not anchor or path or anchor in headings, target
