@@ -2,6 +2,8 @@
 #
 #   make benchmark                                  the whole table
 #   make benchmark FRAMEWORKS=torch,mxnet PROFILE=smoke REPEATS=2 DEVICE=cpu
+#   make benchmark THREADS=1,2 BATCH_SIZES=1,64     how it goes with threads and batch size
+#   make compare A=results/runs/one B=results/latest    two results held against each other
 #   make verify MODES=all                           the proof of identity alone, nothing timed
 #   make test                                       all checks and tests
 #   make lab                                        the notebooks in JupyterLab, each on its own kernel
@@ -11,6 +13,10 @@ WORKLOADS  ?=
 FRAMEWORKS ?=
 MODES      ?=
 REPEATS    ?=
+THREADS    ?=
+BATCH_SIZES ?=
+A          ?=
+B          ?= results/latest
 DEVICE     ?=
 # Options for pip, for example PIP_ARGS="--index-url https://example.org/simple"
 PIP_ARGS   ?=
@@ -21,11 +27,12 @@ PYTHON     ?= $(firstword $(foreach python,python3.11 python3.12 python3.13 pyth
 ROSETTA := .venv/bin/rosetta
 READY   := .venv/ready
 
-.PHONY: benchmark verify test report reference lab clean
+.PHONY: benchmark verify test report compare reference lab clean
 
 benchmark: $(READY)
 	@$(ROSETTA) run $(if $(WORKLOADS),--workload $(WORKLOADS)) $(if $(FRAMEWORKS),--framework $(FRAMEWORKS)) \
 		$(if $(MODES),--mode $(MODES)) $(if $(PROFILE),--profile $(PROFILE)) $(if $(REPEATS),--repeats $(REPEATS)) \
+		$(if $(THREADS),--threads $(THREADS)) $(if $(BATCH_SIZES),--batch-size $(BATCH_SIZES)) \
 		$(if $(DEVICE),--device $(DEVICE)) $(if $(PIP_ARGS),--pip "$(PIP_ARGS)")
 
 verify: $(READY)
@@ -41,6 +48,10 @@ test: $(READY)
 
 report: $(READY)
 	@$(ROSETTA) report
+
+compare: $(READY)
+	@test -n "$(A)" || { echo "make: say what to compare: make compare A=results/runs/one B=results/runs/other"; exit 2; }
+	@$(ROSETTA) compare "$(A)" "$(B)"
 
 reference: $(READY)
 	@$(ROSETTA) reference

@@ -9,7 +9,11 @@ import resource
 import sys
 import time
 from pathlib import Path
-from typing import Iterator, Optional
+from typing import Iterator, NamedTuple, Optional
+
+CPUS = Path("/sys/devices/system/cpu")
+
+VECTOR_EXTENSIONS = ("avx", "avx2", "fma", "avx512f", "avx512_vnni", "avx512_bf16", "amx_tile", "asimd", "sve")
 
 
 def usable_cores() -> int:
@@ -47,10 +51,7 @@ def _cpu_quotas() -> Iterator[float]:
 
 def processor() -> str:
     """Return the processor's name, for example "AMD EPYC 7763 64-Core Processor"."""
-    try:
-        found = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
-    except OSError:
-        found = None
+    found = re.search(r"^model name\s*:\s*(.+)$", _read(Path("/proc/cpuinfo")), re.MULTILINE)
     return found.group(1).strip() if found else platform.processor() or platform.machine()
 
 
@@ -65,23 +66,76 @@ def peak_rss_mib() -> float:
     return peak / 2**20 if sys.platform == "darwin" else peak / 2**10  # bytes on macOS, KiB elsewhere
 
 
-def busy_seconds() -> Optional[float]:
-    """Return the processor seconds spent so far on the cores that this process may use, by whatever process.
+class CoreSeconds(NamedTuple):
+    """Processor seconds spent so far on the cores that this process may use."""
 
-    Time that a hypervisor took away counts as spent. None where the system doesn't tell (Linux alone does).
-    """
+    busy: float  # by whatever process of this system
+    stolen: float  # by the hypervisor, for other virtual machines
+
+
+def core_seconds() -> Optional[CoreSeconds]:
+    """Return the processor seconds spent so far; None where the system doesn't tell (Linux alone does)."""
     try:
         lines = Path("/proc/stat").read_text().splitlines()
     except OSError:
         return None
     usable = {"cpu{}".format(core) for core in os.sched_getaffinity(0)}
-    ticks = 0
+    busy = stolen = 0
     for line in lines:
         name, *fields = line.split()
         if name in usable:
             user, nice, system, _idle, _iowait, irq, softirq, steal = map(int, fields[:8])  # see proc(5)
-            ticks += user + nice + system + irq + softirq + steal
-    return ticks / os.sysconf("SC_CLK_TCK")
+            busy += user + nice + system + irq + softirq
+            stolen += steal
+    ticks = os.sysconf("SC_CLK_TCK")
+    return CoreSeconds(busy / ticks, stolen / ticks)
+
+
+def major_faults() -> int:
+    """Return how many pages this process has had to read from disk so far, from a swap file for instance."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_majflt
+
+
+def clock_mhz() -> Optional[float]:
+    """Return the present clock of the cores that this process may use, their mean in MHz; None where nothing tells."""
+    cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
+    clocks = [_number(CPUS / "cpu{}".format(core) / "cpufreq" / "scaling_cur_freq") for core in cores]  # kHz
+    found = [clock / 1000 for clock in clocks if clock is not None]
+    if not found:
+        listed = re.findall(r"^cpu MHz\s*:\s*([\d.]+)$", _read(Path("/proc/cpuinfo")), re.MULTILINE)
+        found = [float(listed[core]) for core in cores if core < len(listed)]
+    return sum(found) / len(found) if found else None
+
+
+def throttle_count() -> Optional[int]:
+    """Return how often heat has slowed down the cores that this process may use, so far; None where nothing tells."""
+    cores = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else []
+    found = [_number(CPUS / "cpu{}".format(core) / "thermal_throttle" / "core_throttle_count") for core in cores]
+    known = [int(count) for count in found if count is not None]
+    return sum(known) if known else None
+
+
+def simd() -> str:
+    """Return the vector extensions of this processor that matrix products profit from, for example "avx2 fma"."""
+    found = re.search(r"^(?:flags|Features)\s*:\s*(.+)$", _read(Path("/proc/cpuinfo")), re.MULTILINE)
+    flags = set(found.group(1).split()) if found else set()
+    return " ".join(name for name in VECTOR_EXTENSIONS if name in flags)
+
+
+def _read(path: Path) -> str:
+    """Return a text file's content; empty where it can't be read."""
+    try:
+        return path.read_text()
+    except OSError:
+        return ""
+
+
+def _number(path: Path) -> Optional[float]:
+    """Return the number that a file of /sys holds; None where it holds none."""
+    try:
+        return float(_read(path))
+    except ValueError:
+        return None
 
 
 def own_seconds() -> float:

@@ -9,21 +9,24 @@ from __future__ import annotations
 
 import html
 import platform
+import sysconfig
 import time
 from contextlib import contextmanager
 from types import ModuleType
-from typing import Any, Dict, Iterator, List, Sequence
+from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence
 
 import numpy as np
 
-from common import machine
+from common import energy, machine
 
 #: The MIME type of a notebook output that holds (part of) a record. Later parts override earlier ones.
 RECORD_TYPE = "application/vnd.rosetta.record+json"
 
 
-#: A trial is noisy where other processes kept more of its cores busy than this, in cores, during the timed run.
+#: A trial is noisy where, during its timed run, other processes and other virtual machines together took more of its
+#: cores than this, in cores, or where heat slowed a core down, or where pages came from disk at this rate, per second.
 NOISY_LOAD = 0.1
+NOISY_FAULTS = 10
 
 
 class Unsupported(Exception):
@@ -52,20 +55,26 @@ class Record:
 class Trial:
     """One notebook executed once: collects the columns of its record.
 
-    `threads` is the number of threads asked for; 0 stands for every core that the process may use.
-    Raises `KeyError` for a profile that the workload doesn't have.
+    `threads` is the number of threads asked for; 0 stands for every core that the process may use. `batch_size` is the
+    number of examples of a step; 0 stands for the specification's. Raises `KeyError` for a profile that the
+    workload doesn't have.
     """
 
-    def __init__(self, workload: ModuleType, profile: str, threads: int, seed: int) -> None:
+    def __init__(
+        self, workload: ModuleType, profile: str, device: str, threads: int, batch_size: int, seed: int
+    ) -> None:
         self.profile = workload.PROFILES[profile]
+        self.device = device
         self.threads = threads or machine.usable_cores()
+        self.batch_size = batch_size or workload.BATCH_SIZE
         self._columns: Dict[str, Any] = {
-            "python": platform.python_version(),
+            "python": platform.python_version() + (" debug" if sysconfig.get_config_var("Py_DEBUG") else ""),
             "numpy": np.__version__,
             "os": machine.operating_system(),
             "device_name": machine.processor(),
+            "simd": machine.simd(),
             "seed": seed,
-            "batch_size": workload.BATCH_SIZE,
+            "batch_size": self.batch_size,
             "flops_per_example": workload.flops_per_example(),
             "metric": workload.METRIC,
         }
@@ -79,18 +88,29 @@ class Trial:
 
     @contextmanager
     def timed_run(self) -> Iterator[None]:
-        """Enclose the timed run: keeps how many cores it kept busy, and how many others did meanwhile."""
-        started, own_started, all_started = time.perf_counter(), machine.own_seconds(), machine.busy_seconds()
+        """Enclose the timed run: notes how many cores it kept busy, what disturbed it, and the energy spent."""
+        before, energy_before = _Reading.take(), energy.counters(self.device)
         yield
-        wall, own, everything = (
-            time.perf_counter() - started,
-            machine.own_seconds() - own_started,
-            machine.busy_seconds(),
+        after, energy_after = _Reading.take(), energy.counters(self.device)
+        wall = after.clock - before.clock
+        self.note(
+            cpu_per_wall=(after.own - before.own) / wall,
+            cpu_mhz=machine.clock_mhz(),
+            energy_j=energy.spent(energy_before, energy_after),
+            energy_source=" + ".join(energy_before) or None,
+            major_faults=after.faults - before.faults,
         )
-        self.note(cpu_per_wall=own / wall)
-        if all_started is not None and everything is not None:
-            foreign_load = max(0.0, everything - all_started - own) / wall
-            self.note(foreign_load=foreign_load, noisy=foreign_load > NOISY_LOAD)
+        heat = 0
+        if before.throttled is not None and after.throttled is not None:
+            heat = after.throttled - before.throttled
+            self.note(throttled=heat)
+        if before.cores is not None and after.cores is not None:
+            own = after.own - before.own
+            foreign_load = max(0.0, after.cores.busy - before.cores.busy - own) / wall
+            steal = (after.cores.stolen - before.cores.stolen) / wall
+            faults = (after.faults - before.faults) / wall
+            noisy = foreign_load + steal > NOISY_LOAD or heat > 0 or faults > NOISY_FAULTS
+            self.note(foreign_load=foreign_load, steal=steal, noisy=noisy)
 
     def note(self, **columns: Any) -> None:
         """Note facts of this trial by column name; None is no fact."""
@@ -99,11 +119,10 @@ class Trial:
     def steps(self, seconds: List[float], losses: Sequence[float] = ()) -> None:
         """Note the timed run: each step's seconds and, in training, loss, in order, warm-up included."""
         warm = np.asarray(seconds[self.profile.warmup_steps :])
-        batch_size = self._columns["batch_size"]
-        rate = len(warm) * batch_size / float(warm.sum())
+        rate = len(warm) * self.batch_size / float(warm.sum())
         self.note(
             steps=len(seconds),
-            examples=len(seconds) * batch_size,
+            examples=len(seconds) * self.batch_size,
             warmup_steps=self.profile.warmup_steps,
             step_median_s=float(np.median(warm)),
             step_p05_s=float(np.percentile(warm, 5)),
@@ -124,7 +143,26 @@ class Trial:
     def record(self) -> Record:
         """Return the record, to be shown in the notebook's last cell."""
         self.note(peak_rss_mib=machine.peak_rss_mib())
+        if self.device == "cuda":
+            self.note(gpu_memory_mib=energy.gpu_memory_mib())
         return Record(dict(self._columns))
+
+
+class _Reading(NamedTuple):
+    """What the system counts, at one moment."""
+
+    clock: float
+    own: float
+    cores: Optional[machine.CoreSeconds]
+    faults: int
+    throttled: Optional[int]
+
+    @classmethod
+    def take(cls) -> "_Reading":
+        return cls(
+            time.perf_counter(), machine.own_seconds(), machine.core_seconds(), machine.major_faults(),
+            machine.throttle_count(),
+        )  # fmt: skip
 
 
 def plain(columns: Dict[str, Any]) -> Dict[str, Any]:

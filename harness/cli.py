@@ -16,7 +16,23 @@ from rich.text import Text
 
 from common import identity, machine
 from common.data import DataError
-from harness import devices, environments, frameworks, plan, project, publish, records, reference, report, run, verify
+from harness import (
+    check,
+    compare,
+    devices,
+    doctor,
+    environments,
+    frameworks,
+    plan,
+    project,
+    publish,
+    records,
+    reference,
+    report,
+    run,
+    steps,
+    verify,
+)
 from harness.environments import Environment
 from harness.project import UserError
 
@@ -31,7 +47,14 @@ Names = list[str]
 FrameworkArguments = Annotated[Names | None, typer.Argument(help="Frameworks; all where none is named.")]
 DeviceOption = Annotated[str, typer.Option(help="auto, cpu or cuda; auto takes an NVIDIA GPU where one works.")]
 PipOption = Annotated[str, typer.Option("--pip", help='Options handed to pip, for example "--index-url URL".')]
-ThreadsOption = Annotated[int, typer.Option(min=0, help="Threads for each trial; 0: every usable core.")]
+ThreadsOption = Annotated[Names, typer.Option(help="Threads for each trial, or several counts; 0: every usable core.")]
+BatchSizeOption = Annotated[
+    Names, typer.Option(help="Examples of a step, or several counts; the specification's if none.")
+]
+BaselineOption = Annotated[
+    str | None, typer.Option(help="FRAMEWORK or FRAMEWORK:MODE that all others are held against; the fastest if none.")
+]
+RunArgument = Annotated[Path, typer.Argument(help="Folder of a run.")]
 TimeoutOption = Annotated[
     float | None, typer.Option(min=1, help="Seconds for one trial; the profile's own where not given.")
 ]
@@ -111,7 +134,8 @@ def run_command(
     repeats: Annotated[int | None, typer.Option(min=1, help="Processes for each row of the table.")] = None,
     device: DeviceOption = "auto",
     precision: Annotated[str, typer.Option(help="float32 or float64.")] = "float32",
-    threads: ThreadsOption = 0,
+    threads: ThreadsOption = [],  # noqa: B006
+    batch_size: BatchSizeOption = [],  # noqa: B006
     data: Annotated[str, typer.Option(help="real, synthetic, or auto: real where they can be had.")] = "auto",
     timeout: TimeoutOption = None,
     python: PythonOption = [],  # noqa: B006
@@ -136,7 +160,7 @@ def run_command(
         folder, options = resume.resolve(), run.options_of(resume)
     else:
         options = _options(
-            workload, framework, mode, profile, repeats, device, precision, threads, data, timeout, python
+            workload, framework, mode, profile, repeats, device, precision, threads, batch_size, data, timeout, python
         )
         folder = None
     trials = plan.plan(options)
@@ -152,9 +176,11 @@ def run_command(
     chosen = {name: frameworks.load(name) for name in dict.fromkeys(trial.framework for trial in trials)}
     ready = _ready(chosen, options.device, options.interpreters, pip)
     folder = folder or run.create(options, output)
-    console.print(
-        f"{len(trials)} trials, profile {options.profile}, {options.device}, {options.threads} threads: {folder}"
-    )
+    counts = "/".join(map(str, options.threads))
+    console.print(f"{len(trials)} trials, profile {options.profile}, {options.device}, {counts} threads: {folder}")
+    disturbing = [finding.subject for finding in doctor.examine() if finding.state == "disturbs"]
+    if disturbing:
+        console.print(Text(f"may disturb measurements: {', '.join(disturbing)}; see `rosetta doctor`", style="yellow"))
     try:
         run.carry_out(folder, trials, ready, _progress())
     except KeyboardInterrupt:
@@ -176,7 +202,7 @@ def verify_command(
     mode: ModeOption = ["default"],  # noqa: B006
     device: DeviceOption = "auto",
     precision: Annotated[Names, typer.Option(help="float32, float64; both where none is named.")] = [],  # noqa: B006
-    threads: ThreadsOption = 0,
+    threads: ThreadsOption = [],  # noqa: B006
     timeout: TimeoutOption = None,
     python: PythonOption = [],  # noqa: B006
     pip: PipOption = "",
@@ -190,7 +216,9 @@ def verify_command(
     """
     trials = []
     for each in _values(precision) or plan.PRECISIONS:
-        options = _options(workload, framework, mode, "smoke", 1, device, each, threads, "synthetic", timeout, python)
+        options = _options(
+            workload, framework, mode, "smoke", 1, device, each, threads, [], "synthetic", timeout, python
+        )
         trials += plan.plan(options)
     trials.sort(key=lambda trial: (trial.workload, plan.PRECISIONS.index(trial.precision), trial.framework, trial.mode))
     chosen = {name: frameworks.load(name) for name in dict.fromkeys(trial.framework for trial in trials)}
@@ -212,28 +240,102 @@ def verify_command(
 
 
 @app.command("collect")
-def collect_command(folder: Annotated[Path, typer.Argument(help="Folder of a run.")]) -> None:
-    """Rebuild results.csv of a run from its executed notebooks alone.
+def collect_command(folder: RunArgument) -> None:
+    """Rebuild results.csv and steps.parquet of a run from its executed notebooks alone.
 
     Example: `rosetta collect results/latest`
     """
     folder = folder.resolve()
     table = records.collect(folder)
     records.write_csv(table, folder / "results.csv")
+    steps.write(folder)
     console.print(f"{folder / 'results.csv'}: {len(table)} trials")
 
 
 @app.command("report")
-def report_command(folder: Annotated[Path, typer.Argument(help="Folder of a run.")] = project.LATEST) -> None:
-    """Write results.csv, the Markdown table and the HTML notebooks of a run anew, and show the table.
+def report_command(folder: RunArgument = project.LATEST, baseline: BaselineOption = None) -> None:
+    """Write a run's tables and HTML notebooks anew, and show the table.
 
-    Example: `rosetta report results/latest`
+    Example: `rosetta report results/latest --baseline torch`
     """
-    console.print(report.terminal(report.write(folder.resolve())))
+    table = report.write(folder.resolve(), baseline)
+    console.print(report.terminal(table, baseline))
+
+
+@app.command("summary")
+def summary_command(folder: RunArgument = project.LATEST, baseline: BaselineOption = None) -> None:
+    """Sum a run up, row by row with its spread, against a baseline: writes summary.csv and summary.md, shows the table.
+
+    Example: `rosetta summary results/latest --baseline torch:eager`
+    """
+    folder = folder.resolve()
+    table = records.collect(folder)
+    report.write_summary(table, folder, baseline)
+    console.print(report.terminal(table, baseline))
+    console.print(f"{folder / 'summary.csv'}", soft_wrap=True)
+
+
+@app.command("compare")
+def compare_command(
+    a: Annotated[str, typer.Argument(help="A run's folder, a results.csv, or a published machine[/profile].")],
+    b: Annotated[str, typer.Argument(help="What is held against it, of the same kinds.")],
+    fail_if_slower: Annotated[
+        str | None,
+        typer.Option(metavar="PERCENT", help="Exit code 1 where B is shown to be slower by as much or more."),
+    ] = None,
+    format: Annotated[str, typer.Option(help="table, csv or json.")] = "table",
+) -> None:
+    """Hold result B against result A: how many times as fast, how sure that is, and what changed in the environment.
+
+    With --fail-if-slower the exit code is 2 where rows can't be told apart for lack of repeats, or can't be compared.
+
+    Example: `rosetta compare results/runs/before results/runs/after --fail-if-slower 5%`
+    """
+    shown = {"table": compare.terminal, "csv": compare.as_csv, "json": compare.as_json}
+    if format not in shown:
+        raise UserError(f"--format takes {', '.join(shown)}, not {format!r}")
+    percent = _percent(fail_if_slower) if fail_if_slower is not None else None
+    found = compare.compare(compare.read(a), compare.read(b))
+    if format == "table":
+        console.print(compare.terminal(found))
+    else:
+        sys.stdout.write(shown[format](found))  # type: ignore[arg-type]  # only a table is no text
+    if percent is None:
+        return
+    slower, undecided = compare.slower_than(found, percent)
+    if len(slower):
+        print(f"rosetta: slower by {percent:g} % or more: {_rows(slower)}", file=sys.stderr)
+        raise typer.Exit(1)
+    if len(undecided) or found.ratio.isna().all():
+        rows = _rows(undecided) or "no row is in common"
+        raise UserError(f"can't tell whether B is slower: {rows}; measure both with the same options and --repeats 10")
+
+
+@app.command("check")
+def check_command(folder: RunArgument = project.LATEST) -> None:
+    """Tell whether an installation is as fast as it should be, by what is published of the nearest machine.
+
+    Exit code 1 if any row is slower than expected; the likely causes are told beside it.
+
+    Example: `rosetta check results/latest`
+    """
+    found = check.check(records.collect(folder.resolve()), publish.published())
+    console.print(check.terminal(found))
+    if (found.verdict == "slower than expected").any():
+        raise typer.Exit(1)
+
+
+@app.command("doctor")
+def doctor_command() -> None:
+    """Tell what on this machine will disturb a measurement, before one is made.
+
+    Example: `rosetta doctor`
+    """
+    console.print(doctor.terminal(doctor.examine()))
 
 
 @app.command("publish")
-def publish_command(folder: Annotated[Path, typer.Argument(help="Folder of a run.")] = project.LATEST) -> None:
+def publish_command(folder: RunArgument = project.LATEST) -> None:
     """Copy a run to results/published, under its machine and profile, and renew the README's table.
 
     It replaces what was published of its workloads. Refused is a run that lacks rows that are public now, that wasn't
@@ -271,7 +373,7 @@ def lab_command() -> None:
 
 def _options(
     workload: Names, framework: Names, mode: Names, profile: str | None, repeats: int | None, device: str,
-    precision: str, threads: int, data: str, timeout: float | None, python: Names,
+    precision: str, threads: Names, batch_size: Names, data: str, timeout: float | None, python: Names,
 ) -> plan.Options:  # fmt: skip
     """Check what the command line says and fill in what it leaves open."""
     device = devices.usable_device(device)
@@ -282,8 +384,10 @@ def _options(
         raise UserError(f"--precision takes {', '.join(plan.PRECISIONS)}, not {precision!r}")
     if data not in ("auto", "real", "synthetic"):
         raise UserError(f"--data takes auto, real or synthetic, not {data!r}")
-    if threads > machine.usable_cores():
-        raise UserError(f"--threads {threads}: this process may use {machine.usable_cores()} cores")
+    cores = machine.usable_cores()
+    thread_counts = [count or cores for count in _counts_of("--threads", threads, 0)] or [cores]
+    if max(thread_counts) > cores:
+        raise UserError(f"--threads {max(thread_counts)}: this process may use {cores} cores")
     return plan.Options(
         workloads=_values(workload) or project.workloads(),
         frameworks=_values(framework),
@@ -292,7 +396,8 @@ def _options(
         device=device,
         precision=precision,
         repeats=repeats or plan.REPEATS[profile],
-        threads=threads or machine.usable_cores(),
+        threads=list(dict.fromkeys(thread_counts)),
+        batch_sizes=_counts_of("--batch-size", batch_size, 1),
         data=data,
         timeout_s=timeout,
         interpreters=plan.interpreters(_values(python), frameworks.load_all()),
@@ -302,6 +407,32 @@ def _options(
 def _values(given: Names) -> Names:
     """Split values at commas, keep their order, drop repetitions."""
     return list(dict.fromkeys(part.strip() for value in given for part in value.split(",") if part.strip()))
+
+
+def _counts_of(option: str, given: Names, least: int) -> list[int]:
+    """Return the numbers that an option was given. Raises `UserError` for one that is none or below `least`."""
+    values = _values(given)
+    for value in values:
+        if not value.isdecimal() or int(value) < least:
+            raise UserError(f"{option} takes whole numbers from {least} on, for example 1,2, not {value!r}")
+    return [int(value) for value in values]
+
+
+def _percent(text: str) -> float:
+    try:
+        percent = float(text.removesuffix("%"))
+    except ValueError:
+        percent = -1.0
+    if not 0 < percent < 100:
+        raise UserError(f"--fail-if-slower takes a percentage between 0 and 100, for example 5%, not {text!r}")
+    return percent
+
+
+def _rows(found: pd.DataFrame) -> str:
+    """Name the rows of a comparison in one line, with the reason where there is one."""
+    reasons = [f" ({row.why})" if row.why else "" for _, row in found.iterrows()]
+    names = found.workload + " " + found.framework + " " + found["mode"]
+    return ", ".join(name + reason for name, reason in zip(names, reasons, strict=True))
 
 
 def _known(names: Names | None) -> dict[str, frameworks.Framework]:
@@ -333,9 +464,7 @@ def _progress() -> run.Progress:
 
     def begin(position: int, total: int, trial: plan.Trial) -> None:
         nonlocal label
-        label = (
-            f"[{position:>{len(str(total))}}/{total}] {trial.workload} {trial.framework} {trial.mode} {trial.repeat}"
-        )
+        label = f"[{position:>{len(str(total))}}/{total}] {' '.join(trial.name.split('.'))}"
         stage("Start of the kernel")
 
     def stage(heading: str) -> None:
@@ -347,7 +476,8 @@ def _progress() -> run.Progress:
         if record.status == "ok":
             result = Text(f"{record.examples_per_s:.1f} examples/s, {record.metric} {record.metric_value:.3f}")
             if record.noisy:
-                result.append(f"  noisy: other processes kept {record.foreign_load:.1f} cores busy", style="yellow")
+                taken = (record.foreign_load or 0) + (record.steal or 0)
+                result.append(f"  noisy: others took {taken:.1f} cores; see `noisy` in results.csv", style="yellow")
         else:
             result = Text(f"{record.status}: {record.error}", style="red")
         console.print(Text(f"{clear}{label}  ") + result, soft_wrap=True)

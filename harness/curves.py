@@ -25,6 +25,8 @@ def write(folder: Path) -> list[Path]:
         record, series = records.read_trial(path), records.read_series(path)
         if record.status == "ok" and series.get("step_losses"):
             name = f"{titles.get(record.framework, record.framework)}, {record.mode}"
+            if record.batch_size != project.specification(record.workload).BATCH_SIZE:
+                name += f", batch size {record.batch_size}"
             curve = np.array(series["step_losses"], float)
             losses.setdefault(record.workload, {}).setdefault(name, []).append(curve)
     return [_draw(workload, curves, folder / f"{workload}.loss.svg") for workload, curves in losses.items()]

@@ -47,7 +47,7 @@ class Ending(NamedTuple):
 
 
 def execute(
-    trial: Trial, environment: Environment, run: Path, facts: Mapping[str, str], on_stage: Callable[[str], None]
+    trial: Trial, environment: Environment, run: Path, facts: Mapping[str, Any], on_stage: Callable[[str], None]
 ) -> records.Record:
     """Execute one trial and return its record, which is also in the notebook that it leaves in `run`/trials.
 
@@ -55,7 +55,7 @@ def execute(
     Raises `OSError` where not even a notebook that tells of the failure can be written. When
     interrupted, records that and raises `KeyboardInterrupt`.
     """
-    started = datetime.now(UTC).isoformat(timespec="seconds")
+    started, clock = datetime.now(UTC).isoformat(timespec="seconds"), time.perf_counter()
     target = run / "trials" / f"{trial.name}.ipynb"
     with tempfile.TemporaryDirectory(prefix="rosetta-", ignore_cleanup_errors=True) as scratch_name:
         scratch = Path(scratch_name)
@@ -70,14 +70,18 @@ def execute(
                 interrupted, ending = interrupt, Ending("interrupted", "interrupted by the user")
         notebook = _first_valid(scratch / EXECUTED, trial.notebook)
         columns = {
-            **trial.model_dump(exclude={"threads", "data", "timeout_s"}),
+            **trial.columns(),
             **facts,
-            "trial": trial.name,
             "started": started,
             "notebook": trial.notebook.relative_to(project.ROOT).as_posix(),
             "notebook_hash": project.notebook_hash(trial.notebook),
             "lock_hash": environment.lock_hash,
         }
+    if ending.status == "ok":
+        trial_s = time.perf_counter() - clock
+        columns.update(trial_s=trial_s, overhead_s=trial_s - _cell_seconds(notebook))
+    else:
+        columns.update(threads=trial.threads)  # it may not have come to telling them
     record = _write(notebook, columns, ending, target)
     if interrupted:
         raise interrupted
@@ -269,6 +273,11 @@ def _first_valid(*paths: Path) -> nbformat.NotebookNode:
         except (OSError, ValueError, AttributeError, KeyError, nbformat.ValidationError):
             continue
     return nbformat.v4.new_notebook()
+
+
+def _cell_seconds(notebook: nbformat.NotebookNode) -> float:
+    """Return how long the cells of an executed notebook took, in seconds: what is left of a trial is the harness's."""
+    return sum(float(cell.metadata.get("papermill", {}).get("duration") or 0) for cell in notebook.cells)
 
 
 def _write(notebook: nbformat.NotebookNode, columns: dict[str, Any], ending: Ending, target: Path) -> records.Record:

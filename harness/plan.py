@@ -11,7 +11,8 @@ from pydantic import BaseModel, ConfigDict
 from harness import frameworks, project
 from harness.project import UserError
 
-REPEATS = {"smoke": 1, "quick": 3, "full": 3}
+#: Quick is for exploring; full is for claims, which take ten repeats.
+REPEATS = {"smoke": 1, "quick": 3, "full": 10}
 PRECISIONS = ("float32", "float64")
 
 
@@ -27,7 +28,8 @@ class Options(BaseModel):
     device: str
     precision: str = "float32"
     repeats: int
-    threads: int
+    threads: list[int]
+    batch_sizes: list[int] = []  # the specification's where there are none
     data: str
     timeout_s: float | None
     interpreters: dict[str, Path]
@@ -48,13 +50,19 @@ class Trial(BaseModel):
     repeat: int
     seed: int
     threads: int
+    batch_size: int
     data: str
     timeout_s: float
+    sweep: str = ""  # what tells it from trials that differ in threads or batch size alone
 
     @property
     def name(self) -> str:
         """The trial's name, unique within its run."""
-        return f"{self.workload}.{self.framework}.{self.mode}.{self.repeat}"
+        return ".".join([self.workload, self.framework, self.mode, *filter(None, [self.sweep]), str(self.repeat)])
+
+    def columns(self) -> dict[str, str | int]:
+        """What the plan says about the trial, as columns of its record."""
+        return {**self.model_dump(exclude={"threads", "data", "timeout_s", "sweep"}), "trial": self.name}
 
     @property
     def notebook(self) -> Path:
@@ -63,7 +71,9 @@ class Trial(BaseModel):
 
     def parameters(self) -> dict[str, str | int]:
         """What the notebook's parameters cell is given."""
-        return self.model_dump(include={"mode", "precision", "profile", "device", "data", "threads", "seed"})
+        return self.model_dump(
+            include={"mode", "precision", "profile", "device", "data", "threads", "batch_size", "seed"}
+        )
 
 
 def plan(options: Options) -> list[Trial]:
@@ -80,11 +90,13 @@ def plan(options: Options) -> list[Trial]:
     _require("mode", options.modes, ["default", "all", *sorted(all_modes)])
 
     chosen = [
-        (workload, name, mode)
+        (workload, name, mode, threads, batch_size)
         for workload in options.workloads or project.workloads()
         for name in options.frameworks or list(known)
         if project.notebook(workload, name).exists()
         for mode in _modes(known[name], workload, options.modes, options.device)
+        for threads in options.threads
+        for batch_size in options.batch_sizes or [0]
     ]
     if not chosen:
         filters = {"workload": options.workloads, "framework": options.frameworks, "mode": options.modes}
@@ -94,8 +106,10 @@ def plan(options: Options) -> list[Trial]:
     shuffle = random.Random(options.order_seed)
     trials = []
     for repeat in range(1, options.repeats + 1):
-        for workload, name, mode in shuffle.sample(chosen, len(chosen)):
-            profile = project.specification(workload).PROFILES[options.profile]
+        for workload, name, mode, threads, batch_size in shuffle.sample(chosen, len(chosen)):
+            specification = project.specification(workload)
+            sweep = [f"{threads}t"] if len(options.threads) > 1 else []
+            sweep += [f"{batch_size}b"] if len(options.batch_sizes) > 1 else []
             trials.append(
                 Trial(
                     workload=workload,
@@ -106,9 +120,11 @@ def plan(options: Options) -> list[Trial]:
                     precision=options.precision,
                     repeat=repeat,
                     seed=repeat - 1,
-                    threads=options.threads,
+                    threads=threads,
+                    batch_size=batch_size or specification.BATCH_SIZE,
                     data=options.data,
-                    timeout_s=options.timeout_s or profile.timeout_s,
+                    timeout_s=options.timeout_s or specification.PROFILES[options.profile].timeout_s,
+                    sweep="-".join(sweep),
                 )
             )
     return trials

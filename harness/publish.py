@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pandas as pd
 
-from harness import curves, plan, project, records, report, run
+from harness import plan, project, records, report, run
 from harness.project import UserError
 
-ROW = ["workload", "framework", "mode"]
+ROW = ["workload", "framework", "mode", "threads", "batch_size"]
 
 
 def publish(folder: Path) -> Path:
@@ -30,7 +30,7 @@ def publish(folder: Path) -> Path:
             table[ROW].itertuples(index=False, name=None)
         )
         if lost:
-            rows = ", ".join(sorted(" ".join(row) for row in lost))
+            rows = ", ".join(sorted(" ".join(map(str, row[:3])) for row in lost))
             raise UserError(f"{folder}: lacks what is public now: {rows}; run these, too, or delete {target}")
         kept = [target / "trials" / f"{trial}.ipynb" for trial in public.trial[~replaced]]
 
@@ -40,20 +40,12 @@ def publish(folder: Path) -> Path:
         (new / "trials").mkdir(parents=True)
         for notebook in [*kept, *(folder / "trials").glob("*.ipynb")]:
             shutil.copyfile(notebook, new / "trials" / notebook.name)
-        write(new)
+        report.write_tables(records.collect(new), new)
         if target.exists():
             target.rename(Path(scratch) / "old")
         new.rename(target)
     report.update_readme(project.README, published())
     return target
-
-
-def write(folder: Path) -> None:
-    """Write results.csv, table.md and the loss curves of a published folder from its notebooks."""
-    table = records.collect(folder)
-    records.write_csv(table, folder / "results.csv")
-    records.write_whole(folder / "table.md", report.markdown(table))
-    curves.write(folder)
 
 
 def published() -> pd.DataFrame:

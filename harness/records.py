@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from common.trial import RECORD_TYPE
 from harness.project import UserError
+from harness.warmup import Kind, classify
 
 Status = Literal[
     "ok", "not_identical", "failed", "timeout", "crashed", "out_of_memory", "unsupported", "unavailable", "interrupted"
@@ -22,7 +23,8 @@ Status = Literal[
 #: Columns that say something only when the trial went through: a trial that didn't shows no timing.
 RESULTS = {
     "first_step_s", "step_median_s", "step_p05_s", "step_p95_s", "timed_s", "examples_per_s", "seconds_per_1000",
-    "evaluate_s", "metric_value", "loss_first", "loss_last", "achieved_gflops", "mfu", "energy_j",
+    "evaluate_s", "metric_value", "loss_first", "loss_last", "achieved_gflops", "mfu", "energy_j", "cpu_per_wall",
+    "foreign_load", "steal", "noisy", "cpu_mhz", "throttled", "major_faults",
 }  # fmt: skip
 
 #: What a notebook reports beside the columns: a value for each step, a row for each quantity of the check.
@@ -102,17 +104,32 @@ class Record(BaseModel):
     update_error: float | None = None
     cpu_per_wall: float | None = None
     optimizer: str | None = None
+    warmup: Kind | None = Field(None, description="what the series of step times shows; see harness/warmup.py")
+    steady_step: int | None = Field(None, description="the step from which on times are steady, counted from 0")
+    peak_bandwidth_gbs: float | None = None
+    steal: float | None = Field(None, description="cores that the hypervisor took away during the timed run")
+    cpu_mhz: float | None = Field(None, description="at the end of the timed run, mean of the usable cores")
+    throttled: int | None = Field(None, description="how often heat slowed a core down during the timed run")
+    major_faults: int | None = Field(None, description="pages read from disk during the timed run")
+    energy_source: str | None = None
+    gpu_memory_mib: float | None = Field(None, description="in use as the GPU's driver counts it, at the end")
+    simd: str | None = None
+    trial_s: float | None = Field(None, description="wall-clock of the whole trial")
+    overhead_s: float | None = Field(None, description="what of it no cell of the notebook took")
 
 
 def read_trial(path: Path) -> Record:
     """Return the record of one executed notebook. Raises `UserError` where it holds none that is valid."""
     try:
         notebook = json.loads(path.read_text())
-        reported = {name: value for part in _parts(notebook) for name, value in part.items() if name not in SERIES}
+        reported = {name: value for part in _parts(notebook) for name, value in part.items()}
+        series = {name: reported.pop(name) for name in SERIES & reported.keys()}
         columns = {**reported, **notebook["metadata"]["rosetta"]}
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UserError(f"{path}: no record in this notebook ({type(error).__name__}: {error})") from None
-    if columns.get("status") != "ok":
+    if columns.get("status") == "ok":
+        columns.update(_derived(columns, series.get("step_seconds", [])))
+    else:
         columns.update(dict.fromkeys(RESULTS & columns.keys()))
     try:
         record = Record.model_validate(columns)
@@ -125,6 +142,14 @@ def read_trial(path: Path) -> Record:
     ):
         raise UserError(f"{path}: record is not complete: the notebook ended without showing `trial.record()`")
     return record
+
+
+def _derived(columns: dict[str, Any], step_seconds: list[float]) -> dict[str, Any]:
+    """Return the columns that follow from what a trial reported."""
+    found: dict[str, Any] = classify(step_seconds)._asdict() if step_seconds else {}
+    if columns.get("peak_gflops") and columns.get("achieved_gflops"):
+        found["mfu"] = columns["achieved_gflops"] / columns["peak_gflops"]
+    return found
 
 
 def read_series(path: Path) -> dict[str, list[Any]]:

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from filelock import FileLock, Timeout
 from pydantic import ValidationError
 
-from harness import devices, project, records, report
+from harness import devices, peak, project, records, report
 from harness.environments import Environment
 from harness.execute import execute
 from harness.plan import Options, Trial
@@ -93,6 +93,7 @@ def _carry_out(folder: Path, trials: Sequence[Trial], environments: dict[str, En
         "commit": project.commit(),
         **({"driver": driver} if (driver := devices.nvidia_driver()) else {}),
     }
+    peaks: dict[tuple[int, int, str], peak.Peak] = {}  # measured anew in each repeat: the machine drifts
     for leftover in (folder / "trials").glob(".*.ipynb.*"):  # a writer that was killed
         leftover.unlink()
     try:
@@ -102,7 +103,11 @@ def _carry_out(folder: Path, trials: Sequence[Trial], environments: dict[str, En
                 continue
             with _machine_to_itself(progress):
                 progress.begin(position, len(trials), trial)
-                record = execute(trial, environment, folder, facts, progress.stage)
+                setting = (trial.repeat, trial.threads, trial.precision)
+                if trial.device == "cpu" and setting not in peaks:
+                    peaks[setting] = peak.measure(trial.threads, trial.precision)
+                reached = peaks[setting]._asdict() if setting in peaks else {}
+                record = execute(trial, environment, folder, {**facts, **reached}, progress.stage)
             progress.end(trial, record)
     finally:
         if any((folder / "trials").glob("*.ipynb")):

@@ -51,7 +51,7 @@ def verify(
         ending = execute.obstacle(trial, environment)
         if ending is None:
             shortened = scratch / trial.notebook.name
-            nbformat.write(_up_to_the_check(nbformat.read(trial.notebook, as_version=4)), shortened)
+            nbformat.write(up_to_the_check(nbformat.read(trial.notebook, as_version=4)), shortened)
             ending = execute.run_notebook(
                 shortened, trial.parameters(), environment, trial.threads, trial.timeout_s, scratch, on_stage
             )
@@ -104,7 +104,8 @@ def markdown(table: pd.DataFrame) -> str:
     return "\n".join(lines).rstrip() + "\n"
 
 
-def _up_to_the_check(notebook: nbformat.NotebookNode) -> nbformat.NotebookNode:
+def up_to_the_check(notebook: nbformat.NotebookNode) -> nbformat.NotebookNode:
+    """Return a notebook without what comes after its check."""
     for position, cell in enumerate(notebook.cells):
         if cell.cell_type == "markdown" and cell.source.startswith(TIMING):
             notebook.cells = notebook.cells[:position]

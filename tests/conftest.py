@@ -41,7 +41,7 @@ GOOD_TRIAL = """
 from common.trial import Trial
 from common.workloads import cnn_cifar10 as spec
 
-trial = Trial(spec, profile, threads, seed)
+trial = Trial(spec, profile, device, threads, batch_size, seed)
 trial.note(framework_version="1.0", data="synthetic", metric_value=0.5, threads=trial.threads)
 trial.steps([0.01] * 8, [2.5 - 0.1 * step for step in range(8)])
 trial.record()
@@ -50,7 +50,7 @@ trial.record()
 
 def notebook(*cells: str) -> nbformat.NotebookNode:
     """Return a notebook of these code cells under the headings Parameters, Timed run, Record."""
-    parameters = 'mode, profile, device, data, threads, seed = "eager", "smoke", "cpu", "auto", 0, 0'
+    parameters = 'mode, profile, device, data, threads, batch_size, seed = "eager", "smoke", "cpu", "auto", 0, 0, 0'
     body: list[nbformat.NotebookNode] = [
         nbformat.v4.new_markdown_cell("# Tiny\n\n## Parameters"),
         nbformat.v4.new_code_cell(parameters, metadata={"tags": ["parameters"]}),

@@ -9,17 +9,18 @@ import subprocess
 import sys
 from pathlib import Path
 
+import nbformat
 import numpy as np
 import pandas as pd
 import pytest
 
 from common import identity
-from harness import frameworks, plan, project, publish, records, report
+from harness import environments, execute, frameworks, plan, project, publish, records, report, verify
 
 pytestmark = pytest.mark.notebooks
 
 OPTIONS = plan.Options(
-    workloads=project.workloads(), frameworks=[], modes=["all"], profile="smoke", device="cpu", repeats=1, threads=1,
+    workloads=project.workloads(), frameworks=[], modes=["all"], profile="smoke", device="cpu", repeats=1, threads=[1],
     data="auto", timeout_s=None, interpreters={},
 )  # fmt: skip
 ROWS = [f"{trial.workload}.{trial.framework}.{trial.mode}" for trial in plan.plan(OPTIONS)]
@@ -87,7 +88,7 @@ REQUIRED = [
     "data_s", "build_s", "first_step_s", "step_median_s", "step_p05_s", "step_p95_s", "timed_s", "examples_per_s",
     "seconds_per_1000", "evaluate_s", "metric", "metric_value", "parameters",
     "peak_rss_mib", "flops_per_example", "achieved_gflops", "blas", "settings", "notebook_hash", "common_hash",
-    "lock_hash", "cpu_per_wall",
+    "lock_hash", "cpu_per_wall", "peak_gflops", "peak_bandwidth_gbs", "mfu", "trial_s", "overhead_s", "major_faults",
 ]  # fmt: skip
 TRAINING = ["loss_first", "loss_last"]
 
@@ -107,7 +108,7 @@ def test_csv_is_rebuilt_from_the_notebooks_alone(smoke: Path, tmp_path: Path) ->
 
 def test_every_trial_leaves_a_page_and_the_run_a_table(smoke: Path) -> None:
     assert {path.stem for path in (smoke / "trials").glob("*.html")} == {f"{row}.1" for row in ROWS}
-    assert (smoke / "table.md").read_text() == report.markdown(records.read_csv(smoke / "results.csv"))
+    assert (smoke / "summary.md").read_text() == report.markdown(records.read_csv(smoke / "results.csv"))
 
 
 def test_notebooks_are_quiet(smoke: Path) -> None:
@@ -118,6 +119,39 @@ def test_notebooks_are_quiet(smoke: Path) -> None:
                 "".join(output.get("text", "")) for output in cell.get("outputs", []) if output.get("name") == "stderr"
             ]
             assert not noise, f"{path.name}: {noise}"
+
+
+#: A cell that shows how many FLOPs PyTorch's own counter counts for one example.
+COUNT_FLOPS = """
+from torch.utils.flop_counter import FlopCounterMode
+
+batch = {batch}
+with FlopCounterMode(display=False) as counter:
+    step(*batch)
+print(counter.get_total_flops() / len(batch[0]))
+"""
+
+
+@pytest.mark.parametrize(
+    ("workload", "batch"),
+    [
+        ("cnn_cifar10", 'spec.check_batches("NHWC")[0]'),
+        ("gru_imdb", "spec.check_batches()[0]"),
+        ("resnet50_features", '[to_device(spec.check_inputs("NHWC")[0][0])]'),
+    ],
+)
+def test_flops_by_formula_are_those_that_a_second_count_finds(workload: str, batch: str, tmp_path: Path) -> None:
+    notebook = verify.up_to_the_check(nbformat.read(project.notebook(workload, "torch"), as_version=4))
+    notebook.cells.append(nbformat.v4.new_code_cell(COUNT_FLOPS.format(batch=batch)))
+    nbformat.write(notebook, tmp_path / "torch.ipynb")
+    environment = environments.inspect(frameworks.load("torch"), "cpu")
+    trial = next(each for each in plan.plan(OPTIONS) if (each.workload, each.framework) == (workload, "torch"))
+    parameters = {**trial.parameters(), "mode": "eager", "data": "synthetic"}
+    ending = execute.run_notebook(tmp_path / "torch.ipynb", parameters, environment, 1, 600, tmp_path)
+    assert ending.status == "ok", ending.error
+    [output] = nbformat.read(tmp_path / execute.EXECUTED, as_version=4).cells[-1].outputs
+    counted = float(output.text)
+    assert project.specification(workload).flops_per_example() == pytest.approx(counted, rel=0.01)
 
 
 @pytest.mark.parametrize("workload", project.workloads())
@@ -153,7 +187,8 @@ def test_readme_table_is_generated_from_the_published_results() -> None:
 def test_published_results_are_rebuilt_from_their_notebooks(folder: Path, tmp_path: Path) -> None:
     copy = tmp_path / folder.name
     shutil.copytree(folder / "trials", copy / "trials")
-    publish.write(copy)
+    report.write_tables(records.collect(copy), copy)
     assert {path.name for path in copy.iterdir()} == {path.name for path in folder.iterdir()}
-    for path in copy.glob("*.*"):
+    pd.testing.assert_frame_equal(*(pd.read_parquet(place / "steps.parquet") for place in (copy, folder)))
+    for path in copy.glob("*.[csm]*"):
         assert path.read_bytes() == (folder / path.name).read_bytes(), path.name

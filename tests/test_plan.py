@@ -14,7 +14,7 @@ from harness.project import UserError
 def options(**changes: object) -> plan.Options:
     chosen = {
         "workloads": ["cnn_cifar10"], "frameworks": [], "modes": ["default"], "profile": "smoke", "device": "cpu",
-        "repeats": 3, "threads": 2, "data": "auto", "timeout_s": None, "interpreters": {},
+        "repeats": 3, "threads": [2], "data": "auto", "timeout_s": None, "interpreters": {},
     }  # fmt: skip
     return plan.Options.model_validate({**chosen, **changes})
 

@@ -107,7 +107,7 @@ def test_parameters_are_those_that_the_plan_sets(path: Path) -> None:
     assert len(tagged) == 1
     tree = ast.parse("".join(tagged[0]["source"]))
     names = [node.targets[0].id for node in tree.body if isinstance(node, ast.Assign)]  # type: ignore[attr-defined]
-    assert names == ["mode", "precision", "profile", "device", "data", "threads", "seed"]
+    assert names == ["mode", "precision", "profile", "device", "data", "threads", "batch_size", "seed"]
 
 
 @pytest.mark.parametrize("path", TRIALS, ids=identifier)
@@ -147,8 +147,8 @@ def test_trial_resolves_threads() -> None:
     from common import machine
     from common.workloads import cnn_cifar10
 
-    assert Trial(cnn_cifar10, "smoke", threads=0, seed=0).threads == machine.usable_cores()
-    assert Trial(cnn_cifar10, "smoke", threads=1, seed=0).threads == 1
+    assert Trial(cnn_cifar10, "smoke", "cpu", threads=0, batch_size=0, seed=0).threads == machine.usable_cores()
+    assert Trial(cnn_cifar10, "smoke", "cpu", threads=1, batch_size=0, seed=0).threads == 1
 
 
 def test_readme_names_the_gates_that_hold() -> None:

@@ -25,7 +25,7 @@ def make_run(folder: Path, workload: str = "cnn_cifar10", frameworks: str = "tor
     """Make the folder of a run, one repeat of each framework in mode eager; `changes` go into every record."""
     options = plan.Options(
         workloads=[workload], frameworks=frameworks.split(","), modes=["eager"], profile="quick", device="cpu",
-        repeats=1, threads=2, data="real", timeout_s=None, interpreters={},
+        repeats=1, threads=[2], data="real", timeout_s=None, interpreters={},
     )  # fmt: skip
     (folder / "trials").mkdir(parents=True)
     (folder / "run.json").write_text(options.model_dump_json())
@@ -33,9 +33,10 @@ def make_run(folder: Path, workload: str = "cnn_cifar10", frameworks: str = "tor
         reported = {
             "framework_version": "1.0", "data": "real", "timed_s": 1.0, "steps": 3, "batch_size": 64, "threads": 2,
             "examples_per_s": 100.0, "seconds_per_1000": 10.0, "metric_value": 0.5, "step_losses": [3.0, 2.0, 1.0],
+            "step_seconds": [0.5, 0.5, 0.5],
         }  # fmt: skip
         facts = {
-            **trial.model_dump(exclude={"threads", "data", "timeout_s"}), "run": folder.name, "trial": trial.name,
+            **trial.columns(), "run": folder.name,
             "machine": "m", "commit": "abc", "status": "ok", "notebook": "n", **changes,
         }  # fmt: skip
         output = nbformat.v4.new_output("display_data", {RECORD_TYPE: reported})
@@ -50,7 +51,7 @@ def test_a_run_is_published_under_its_machine_and_profile(tmp_path: Path, public
     folder = publish.publish(make_run(tmp_path / "run"))
     assert folder == public / "m" / "quick"
     assert {path.name for path in folder.iterdir()} == {
-        "results.csv", "table.md", "trials", "cnn_cifar10.loss.svg",
+        "results.csv", "steps.parquet", "summary.csv", "summary.md", "trials", "cnn_cifar10.loss.svg",
     }  # fmt: skip
     assert len(records.collect(folder)) == 2
     assert "PyTorch 1.0" in project.README.read_text()
@@ -109,6 +110,6 @@ def test_what_is_published_is_no_run(tmp_path: Path) -> None:
 def test_loss_curves_are_the_same_bytes_each_time(tmp_path: Path) -> None:
     folder = publish.publish(make_run(tmp_path / "run"))
     before = (folder / "cnn_cifar10.loss.svg").read_bytes()
-    publish.write(folder)
+    report.write_tables(records.collect(folder), folder)
     assert (folder / "cnn_cifar10.loss.svg").read_bytes() == before
     assert b"PyTorch, eager" in before

@@ -22,7 +22,7 @@ PLANNED = {
 
 
 def reported() -> dict[str, object]:
-    trial = Trial(cnn_cifar10, "smoke", threads=2, seed=0)
+    trial = Trial(cnn_cifar10, "smoke", "cpu", threads=2, batch_size=0, seed=0)
     trial.note(framework_version="2.13.0", data="synthetic", threads=2, metric_value=0.1 + 0.2)
     trial.steps([1.0, 1.0, 1.0, 0.5, 0.5, 0.5, 0.5, 0.5], [2.0] * 7 + [float("nan")])
     return trial.record()._repr_mimebundle_()[RECORD_TYPE]

@@ -25,7 +25,7 @@ def shown(trial: Trial) -> dict[str, object]:
 
 @pytest.fixture
 def trial() -> Trial:
-    return Trial(cnn_cifar10, "smoke", threads=1, seed=0)
+    return Trial(cnn_cifar10, "smoke", "cpu", threads=1, batch_size=0, seed=0)
 
 
 def test_record_is_json_even_where_a_number_is_not_finite(trial: Trial) -> None:

@@ -125,14 +125,16 @@ def load(profile: str, choice: str = "auto", layout: str = "NCHW") -> datasets.I
     )
 
 
-def batches(images: datasets.Images, profile: str, seed: int = 0) -> Iterator[Tuple[np.ndarray, np.ndarray]]:
+def batches(
+    images: datasets.Images, profile: str, seed: int = 0, batch_size: int = BATCH_SIZE
+) -> Iterator[Tuple[np.ndarray, np.ndarray]]:
     """Yield the training batches of a trial: x float32 in [0, 1], y int64, full batches only.
 
     The order is reshuffled every epoch and depends on `seed` alone, so all frameworks see the
     same batches. Making a batch costs the same for all of them and stays outside the clock.
     """
     spec = PROFILES[profile]
-    for chosen in shuffled(len(images.train_images), BATCH_SIZE, spec.epochs, spec.steps, seed):
+    for chosen in shuffled(len(images.train_images), batch_size, spec.epochs, spec.steps, seed):
         yield scale(images.train_images[chosen]), images.train_labels[chosen]
 
 

@@ -123,13 +123,15 @@ def load(profile: str, choice: str = "auto") -> datasets.Reviews:
     return reviews._replace(test_tokens=reviews.test_tokens[chosen], test_labels=reviews.test_labels[chosen])
 
 
-def batches(reviews: datasets.Reviews, profile: str, seed: int = 0) -> Iterator[Tuple[np.ndarray, np.ndarray]]:
-    """Yield the training batches of a trial: x int32 tokens (64, 150), y int64 (64,), full batches only.
+def batches(
+    reviews: datasets.Reviews, profile: str, seed: int = 0, batch_size: int = BATCH_SIZE
+) -> Iterator[Tuple[np.ndarray, np.ndarray]]:
+    """Yield the training batches of a trial: x int32 tokens (batch, 150), y int64 (batch,), full batches only.
 
     The order is reshuffled every epoch and depends on `seed` alone, so all frameworks see the same batches.
     """
     spec = PROFILES[profile]
-    for chosen in shuffled(len(reviews.train_labels), BATCH_SIZE, spec.epochs, spec.steps, seed):
+    for chosen in shuffled(len(reviews.train_labels), batch_size, spec.epochs, spec.steps, seed):
         yield reviews.train_tokens[chosen], reviews.train_labels[chosen]
 
 

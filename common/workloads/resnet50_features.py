@@ -177,16 +177,18 @@ def load(profile: str, choice: str = "auto") -> datasets.Images:
     return images._replace(test_images=images.test_images[: spec.images], test_labels=images.test_labels[: spec.images])
 
 
-def batches(images: datasets.Images, profile: str, layout: str = "NCHW") -> Iterator[np.ndarray]:
-    """Yield the batches of a trial: float32 (32, 3, 224, 224) or, in layout NHWC, (32, 224, 224, 3), contiguous.
+def batches(
+    images: datasets.Images, profile: str, layout: str = "NCHW", batch_size: int = BATCH_SIZE
+) -> Iterator[np.ndarray]:
+    """Yield the batches of a trial: float32 (batch, 3, 224, 224) or, in layout NHWC, (batch, 224, 224, 3), contiguous.
 
     Pixels are enlarged 7 × 7, and scaled to ImageNet's mean and standard deviation.
     """
     spec = PROFILES[profile]
     for step in range(spec.steps):
-        start = step * BATCH_SIZE % spec.images
-        chosen = images.test_images[start : start + BATCH_SIZE].astype(np.float32) / np.float32(255)
-        scaled = (chosen - MEAN.reshape(3, 1, 1)) / DEVIATION.reshape(3, 1, 1)
+        chosen = (step * batch_size + np.arange(batch_size)) % spec.images
+        pixels = images.test_images[chosen].astype(np.float32) / np.float32(255)
+        scaled = (pixels - MEAN.reshape(3, 1, 1)) / DEVIATION.reshape(3, 1, 1)
         yield in_layout(scaled.repeat(SIZE // 32, axis=2).repeat(SIZE // 32, axis=3), layout)
 
 
