@@ -29,7 +29,7 @@ BEGIN, END = "<!-- sensitivity: begin -->", "<!-- sensitivity: end -->"
 
 WORKLOAD, FRAMEWORK, TWIN = "gru_imdb", "torch", "twin"
 REPEATS = (3, 6, 10)
-SLOWDOWNS = (0.01, 0.02, 0.03, 0.04, 0.05, 0.06, 0.08, 0.1, 0.12, 0.15, 0.2, 0.25, 0.3)
+SLOWDOWNS = (0.01, 0.02, 0.03, 0.04, 0.05, 0.06, 0.08, 0.1, 0.12, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5)
 
 Comparison = Callable[[np.random.RandomState, np.ndarray, int, float], statistics.Verdict]
 

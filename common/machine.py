@@ -29,7 +29,7 @@ def _cpu_quotas() -> Iterator[float]:
     except OSError:
         return
     for line in groups:
-        _, controllers, path = line.split(":", 2)
+        _, controllers, path = [*line.split(":", 2), "none", ""][:3]
         if controllers == "":
             root, quota_file, period_file = Path("/sys/fs/cgroup"), "cpu.max", None
         elif "cpu" in controllers.split(","):
@@ -45,8 +45,9 @@ def _cpu_quotas() -> Iterator[float]:
                 words += (folder / period_file).read_text().split() if period_file else []
             except OSError:  # the root group has no quota, and a container may hide its parents
                 continue
-            if words[0] not in ("max", "-1"):
-                yield float(words[0]) / float(words[1])
+            quota, period = words if len(words) == 2 and all(map(str.isdigit, words)) else ("0", "0")
+            if int(quota) > 0 and int(period) > 0:  # "max" and -1 mean none
+                yield int(quota) / int(period)
 
 
 def processor() -> str:

@@ -196,7 +196,7 @@ def _notes(group: pd.DataFrame) -> list[str]:
     variants = getattr(spec, "OPTIMIZERS", {})
     notes += [f"{name}: {formula}." for name, formula in variants.items() if (group.optimizer == name).any()]
     if group.noisy.any():
-        notes += [f"Noisy: {group.noisy.sum()} of {trials} trials were disturbed; see `noisy` and what follows it."]
+        notes += [f"Noisy: {group.noisy.sum()} of {trials} trials were disturbed by other load, heat or paging."]
     if group.unsteady.any():
         notes += [f"No steady state: the step times of {group.unsteady.sum()} of {trials} trials kept shifting."]
     if group.outliers.any():

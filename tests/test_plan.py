@@ -83,3 +83,25 @@ def test_default_mode_may_depend_on_the_workload() -> None:
 
 def test_precision_is_a_parameter_of_the_notebook() -> None:
     assert plan.plan(options(precision="float64"))[0].parameters()["precision"] == "float64"
+
+
+def test_a_sweep_is_every_number_of_threads_with_every_batch_size() -> None:
+    trials = plan.plan(options(frameworks=["torch"], threads=[1, 2], batch_sizes=[1, 64], repeats=2))
+    assert Counter((trial.repeat, trial.threads, trial.batch_size) for trial in trials) == {
+        (repeat, threads, size): 1 for repeat in (1, 2) for threads in (1, 2) for size in (1, 64)
+    }
+    assert len({trial.name for trial in trials}) == len(trials) == 8
+    assert all(trial.parameters()["batch_size"] == trial.batch_size for trial in trials)
+    assert {trial.name for trial in trials if trial.repeat == 1} == {
+        f"cnn_cifar10.torch.eager.{threads}t-{size}b.1" for threads in (1, 2) for size in (1, 64)
+    }
+
+
+def test_what_is_not_swept_over_is_not_in_the_name() -> None:
+    (trial,) = plan.plan(options(frameworks=["torch"], threads=[1], batch_sizes=[32], repeats=1))
+    assert (trial.name, trial.threads, trial.batch_size) == ("cnn_cifar10.torch.eager.1", 1, 32)
+
+
+def test_without_a_batch_size_it_is_the_specifications() -> None:
+    trials = plan.plan(options(workloads=["cnn_cifar10", "resnet50_features"], frameworks=["torch"], repeats=1))
+    assert {(trial.workload, trial.batch_size) for trial in trials} == {("cnn_cifar10", 64), ("resnet50_features", 32)}

@@ -98,6 +98,45 @@ def test_quota_of_a_container_counts_as_cores(
     assert machine.usable_cores() == cores
 
 
+@pytest.mark.parametrize(
+    ("group", "files"),
+    [
+        ("0::/box", {"box/cpu.max": ""}),
+        ("0::/box", {"box/cpu.max": "100000"}),
+        ("0::/box", {"box/cpu.max": "100000 0"}),
+        ("0::/box", {"box/cpu.max": "0 100000"}),
+        ("0::/box", {"box/cpu.max": "a few"}),
+        ("0::/box", {}),
+        ("", {}),
+        ("0", {}),
+        ("0:cpu", {"cpu/cpu.cfs_quota_us": "a few", "cpu/cpu.cfs_period_us": "100000"}),
+        ("4:cpu,cpuacct:/", {"cpu/cpu.cfs_quota_us": "-1", "cpu/cpu.cfs_period_us": "100000"}),
+        ("4:cpu,cpuacct:/", {"cpu/cpu.cfs_quota_us": "50000"}),
+    ],
+)
+def test_a_quota_that_cannot_be_read_is_none(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, group: str, files: dict[str, str]
+) -> None:
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    (tmp_path / "cgroup").write_text(group + "\n")
+    places = {"/proc/self/cgroup": "cgroup", "/sys/fs/cgroup": "", "/sys/fs/cgroup/cpu": "cpu"}
+    monkeypatch.setattr(machine, "Path", lambda path: tmp_path / places[path] if path in places else Path(path))
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
+    assert machine.usable_cores() == 2
+
+
+def test_the_first_version_of_control_groups_has_quotas_too(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "cpu.cfs_quota_us").write_text("100000\n")
+    (tmp_path / "cpu.cfs_period_us").write_text("100000\n")
+    (tmp_path / "cgroup").write_text("9:memory:/\n4:cpu,cpuacct:/\n")
+    places = {"/proc/self/cgroup": tmp_path / "cgroup", "/sys/fs/cgroup/cpu": tmp_path}
+    monkeypatch.setattr(machine, "Path", lambda path: places.get(path, Path(path)))
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
+    assert machine.usable_cores() == 1
+
+
 def test_inference_has_no_losses(trial: Trial) -> None:
     trial.steps([1.0] * 8)
     columns = shown(trial)
