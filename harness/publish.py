@@ -44,7 +44,7 @@ def publish(folder: Path) -> Path:
         if target.exists():
             target.rename(Path(scratch) / "old")
         new.rename(target)
-    report.update_readme(project.README, published())
+    report.update_readme(project.README, for_readme(published()))
     return target
 
 
@@ -52,6 +52,14 @@ def published() -> pd.DataFrame:
     """Return all results that are public, of all machines and profiles."""
     tables = [records.read_csv(path) for path in sorted(project.PUBLISHED.glob("*/*/results.csv"))]
     return pd.concat(tables, ignore_index=True)
+
+
+def for_readme(table: pd.DataFrame) -> pd.DataFrame:
+    """Return of what is public one machine for each workload and profile: most repeats first, then latest."""
+    key = ["workload", "profile"]
+    ranked = table.groupby([*key, "machine"]).agg(repeats=("repeat", "max"), started=("started", "max")).reset_index()
+    best = ranked.sort_values(["repeats", "started"]).drop_duplicates(key, keep="last")
+    return table.merge(best[[*key, "machine"]], on=[*key, "machine"], how="inner")
 
 
 def _publishable(folder: Path) -> pd.DataFrame:

@@ -76,6 +76,7 @@ def main(job: Job, events: int) -> None:
             progress_bar=False,
             autosave_cell_every=0,
             kernel_manager_class=_KernelManager,
+            shutdown_kernel="immediate",  # nothing is left to be done: no second for a framework's own way out
             on_cell_start=on_cell_start,
         )
     except papermill.PapermillExecutionError as error:

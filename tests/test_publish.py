@@ -100,6 +100,16 @@ def test_an_unfinished_run_is_refused(tmp_path: Path) -> None:
         publish.publish(folder)
 
 
+def test_readme_shows_of_each_workload_the_machine_with_most_repeats_then_the_latest(tmp_path: Path) -> None:
+    publish.publish(make_run(tmp_path / "old", machine="old", started="2026-01-01", framework_version="1.1"))
+    publish.publish(make_run(tmp_path / "new", machine="new", started="2026-02-01", framework_version="1.2"))
+    publish.publish(make_run(tmp_path / "many", "gru_imdb", machine="old", started="2026-01-01", repeat=2))
+    publish.publish(make_run(tmp_path / "few", "gru_imdb", machine="new", started="2026-02-01"))
+    shown = publish.for_readme(publish.published())
+    assert dict(zip(shown.workload, shown.machine, strict=True)) == {"cnn_cifar10": "new", "gru_imdb": "old"}
+    assert len(shown) == 4 < len(publish.published())
+
+
 def test_what_is_published_is_no_run(tmp_path: Path) -> None:
     folder = publish.publish(make_run(tmp_path / "run"))
     with pytest.raises(UserError, match="not a run"):
