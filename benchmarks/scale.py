@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from harness import plan, project, records, report
+from harness import plan, project, records, report, steps
 
 REPEATS = 10
 STAGES = ("plan", "collect", "summarise")
@@ -27,7 +27,8 @@ STAGES = ("plan", "collect", "summarise")
 def make_run(folder: Path, trials: int) -> None:
     """Write executed notebooks that differ in run, trial, framework and repeat, from the published quick ones."""
     (folder / "trials").mkdir()
-    templates = [json.loads(path.read_text()) for path in sorted(project.PUBLISHED.glob("*/quick/trials/*.1.ipynb"))]
+    published = min(project.PUBLISHED.glob("*/quick"))
+    templates = [json.loads(path.read_text()) for path in sorted(published.glob("trials/*.1.ipynb"))]
     for number in range(trials):
         row, repeat = divmod(number, REPEATS)
         notebook = templates[row % len(templates)]
@@ -49,6 +50,7 @@ def stage(name: str, folder: Path, trials: int) -> None:
         assert len(planned) >= trials
     elif name == "collect":
         records.write_csv(records.collect(folder), folder / "results.csv")
+        steps.write(folder)
     else:
         table = records.read_csv(folder / "results.csv")
         report.write_summary(table, folder)

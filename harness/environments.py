@@ -112,10 +112,21 @@ def build(
 def kernel_environment(outside: Mapping[str, str], framework: Framework, threads: int) -> dict[str, str]:
     """Return the environment of a kernel: the outside one without what would steer a framework, with `threads` set.
 
-    Processor workarounds of OpenBLAS (`OPENBLAS_CORETYPE`) stay: without them results can be wrong.
+    Processor workarounds of OpenBLAS (`OPENBLAS_CORETYPE`) stay: without them results can be wrong. Where there are
+    none, it is told the processor's vector extensions: one older than the processor would do without them.
     """
     kept = {name: value for name, value in outside.items() if not STRAY.match(name)}
-    return {**kept, **thread_variables(framework, threads)}
+    core = openblas_core(machine.simd())
+    told = {"OPENBLAS_CORETYPE": core} if core else {}
+    return {**told, **kept, **thread_variables(framework, threads)}
+
+
+def openblas_core(simd: str) -> str | None:
+    """Return by what name OpenBLAS knows kernels for these vector extensions (`machine.simd`), if it has such."""
+    extensions = set(simd.split())
+    if not {"avx2", "fma"} <= extensions:
+        return None
+    return "SkylakeX" if "avx512f" in extensions else "Haswell"
 
 
 def thread_variables(framework: Framework, threads: int) -> dict[str, str]:

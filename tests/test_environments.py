@@ -459,3 +459,16 @@ def test_wrong_build_of_an_indexed_package_says_what_to_do(shelf: Shelf) -> None
 def test_variables_that_only_begin_alike_are_kept(tiny: frameworks.Framework) -> None:
     kept = {"TFTP_ROOT": "x", "FLAGSHIP": "x"}
     assert kept.items() <= environments.kernel_environment(kept, tiny, 1).items()
+
+
+@pytest.mark.parametrize(
+    ("simd", "core"),
+    [("avx avx2 fma avx512f", "SkylakeX"), ("avx avx2 fma", "Haswell"), ("avx", None), ("asimd", None), ("", None)],
+)
+def test_an_openblas_older_than_the_processor_is_told_its_vector_extensions(
+    tiny: frameworks.Framework, monkeypatch: pytest.MonkeyPatch, simd: str, core: str | None
+) -> None:
+    monkeypatch.setattr("common.machine.simd", lambda: simd)
+    assert environments.kernel_environment({}, tiny, 1).get("OPENBLAS_CORETYPE") == core
+    asked = environments.kernel_environment({"OPENBLAS_CORETYPE": "Zen"}, tiny, 1)
+    assert asked["OPENBLAS_CORETYPE"] == "Zen"
